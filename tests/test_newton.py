@@ -194,8 +194,7 @@ class TestRuns:
         assert facts["predicted_excess"] <= 0.2
         assert facts["predicted_start_loss"] == pytest.approx(facts["start_loss"], rel=0.5)
         assert facts["points_per_parity_row"] >= 10
-        seconds = sum(record.seconds for record in setting.rounds)
-        hours = (setting.setup_seconds + seconds) / 3600
+        hours = sum(record.seconds for record in setting.records) / 3600
         assert facts["predicted_hours"] == pytest.approx(hours)
 
     def test_hardly_ever_gets_worse(self) -> None:
@@ -248,7 +247,7 @@ class TestRuns:
         (setting,) = run.settings
         assert [record.round for record in setting.records] == [SETUP]
         exchange = Timeline(Clock(planned, task, 0)).exchange(ASK_PARITY, SETUP)
-        assert exchange.seconds == setting.setup_seconds > 0
+        assert exchange.seconds == setting.records[0].seconds > 0
         answers = [
             PARITY.answer(SimulatedClient(problem.batches, job.client, 0), job.load, None).arrays
             for job in exchange.done

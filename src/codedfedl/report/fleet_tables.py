@@ -97,10 +97,10 @@ def _client(plan: "Plan", j: int) -> dict[str, Any]:
     }
 
 
-def _bar(share: float, style: str = "cyan", width: int = 10) -> Text:
-    eighths = round(share * width * 8)
+def _bar(share: float, style: str = "cyan") -> Text:
+    eighths = round(80 * share)
     text = "█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else "")
-    return Text(text.ljust(width, "·") if share < 1 else text, style=style)
+    return Text(text.ljust(10, "·") if share < 1 else text, style=style)
 
 
 def fit_rows(fit: "Fit") -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from codedfedl.report.comparison import CLOCKS, UNITS, Unit, best, races, span, 
 from codedfedl.report.figures import COLOURS, PAGE, log_axis, new_figure
 from codedfedl.report.results import Outcome, median_hours, median_of_all
 from codedfedl.runs.config import distinct_labels
-from codedfedl.runs.grid import RESULTS, SCHEME, names
+from codedfedl.runs.grid import SCHEME, names
 
 
 def sweep_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
@@ -20,11 +20,8 @@ def sweep_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
     for o in outcomes:
         axes = {words[key]: value for key, value in o.cell.values.items() if key != SCHEME}
-        seeds = [curve.seed for curve in o.seeds]
-        hours = (o.rounds, o.training_hours, o.total_hours, o.final)
-        for seed, *results in zip(seeds, *hours, strict=True):
-            values = (o.setting, o.scheme, seed, *results)
-            for name, value in (axes | dict(zip(RESULTS, values, strict=True))).items():
+        for row in o.by_seed:
+            for name, value in (axes | row).items():
                 columns.setdefault(name.replace(" ", "_"), []).append(value)
     return columns
 

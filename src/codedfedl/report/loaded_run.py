@@ -14,7 +14,6 @@ from codedfedl.io.notebook import html_table
 from codedfedl.models import Model, load_model
 from codedfedl.report.figures import Picture
 from codedfedl.report.html import main_figure, render_report
-from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.reading import RunTables
 from codedfedl.report.results import Outcome, median_of_all, outcomes_of, written
 from codedfedl.runs.config import Experiment
@@ -74,14 +73,11 @@ class Run:
     @cached_property
     def results(self) -> Any:
         """A row for each setting and seed: rounds and hours to the target, and the final metric."""
-        columns: dict[str, list[Any]] = {}
-        for row, outcome in zip(outcome_rows(self.outcomes), self.outcomes, strict=True):
-            row |= {"seed": [curve.seed for curve in outcome.seeds]}
-            for name in ("setting", "scheme", "redundancy", "target"):
-                columns.setdefault(name, []).extend([row[name]] * len(outcome.seeds))
-            for name in ("seed", "rounds", "training_hours", "total_hours", "final"):
-                columns.setdefault(name, []).extend(row[name])
-        return self._frame(columns)
+        rows = []
+        for o in self.outcomes:
+            target = o.target if np.isfinite(o.target) else None
+            rows += [row | {"redundancy": o.cell.redundancy, "target": target} for row in o.by_seed]
+        return self._frame({name: [row[name] for row in rows] for name in rows[0]})
 
     @property
     def model(self) -> Model:

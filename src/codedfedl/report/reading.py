@@ -231,10 +231,6 @@ def _cell_of(rows: Columns, experiment: Experiment) -> KnownCell:
         redundancy=None if np.isnan(redundancy) else redundancy,
         scheme=str(rows["scheme"][0]),
         features=experiment.features.kind,
-        optimiser="",
-        disclosure=[],
-        baseline="",
-        featured=False,
         as_in_paper=bool(rows["as_in_paper"][0]),
     )
 

@@ -10,7 +10,7 @@ from codedfedl.core.columns import FACTS, RUN_FACTS
 from codedfedl.fleet.built_in import paper_result
 from codedfedl.report.reading import Curve, RunTables
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.grid import KnownCell
+from codedfedl.runs.grid import RESULTS, KnownCell
 from codedfedl.schemes import SCHEMES
 
 _NINE_IN_TEN_ERRORS = 1.645  # Nine in ten errors are smaller than so many standard errors.
@@ -114,6 +114,14 @@ class Outcome:
     def final(self) -> list[float]:
         """The metric in the end, per seed."""
         return [float(curve.metric[-1]) for curve in self.seeds]
+
+    @property
+    def by_seed(self) -> list[dict[str, Any]]:
+        """A row for each seed, by the names in `runs.grid.RESULTS`."""
+        names, seeds = (self.setting, self.scheme), [curve.seed for curve in self.seeds]
+        each = (seeds, self.rounds, self.training_hours, self.total_hours, self.final)
+        rows = zip(*each, strict=True)
+        return [dict(zip(RESULTS, (*names, *values), strict=True)) for values in rows]
 
     @property
     def gain(self) -> float | None:

@@ -92,11 +92,11 @@ class KnownCell:
     redundancy: float | None
     scheme: str
     features: str
-    optimiser: str
-    disclosure: list[str]
-    baseline: str
-    featured: bool
     as_in_paper: bool
+    optimiser: str = ""
+    disclosure: list[str] = field(default_factory=list)
+    baseline: str = ""
+    featured: bool = False
     model: str = "linear"
 
     @property

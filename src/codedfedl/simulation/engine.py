@@ -117,11 +117,6 @@ class Setting:
         """The records of the rounds."""
         return [record for record in self.records if not record.is_setup]
 
-    @property
-    def setup_seconds(self) -> float:
-        """How long the set-up took."""
-        return sum(record.seconds for record in self.records if record.is_setup)
-
 
 Listener = Callable[[Setting, Arrivals, Inbox], None]
 """Called with every inbox before the scheme learns from it."""

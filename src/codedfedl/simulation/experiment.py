@@ -1,8 +1,8 @@
 """Experiments on a virtual clock: from a configuration to a filled run directory."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from os import cpu_count
 
@@ -98,8 +98,14 @@ def simulate(
                     contender.check()
         checkpoint |= encoders(checkpoint, every)
         order = Order(partial(_play_in_worker, every, device), device, threads)
+        workers: AbstractContextManager[Pool | None] = nullcontext()
+        if dask is not None:
+            workers = on_dask(order, dask)
+        elif jobs > 1:
+            remedy = f"continue with --resume and fewer than {jobs} --jobs"
+            workers = on_processes(order, jobs, remedy)
         with (
-            _pool(order, jobs, dask) as pool,
+            workers as pool,
             directory.opened(experiment, resume=resume, threads=threads) as status,
         ):
             accounts = write_privacy(directory, every)
@@ -136,19 +142,6 @@ def _threads(
     if begun or wanted or usable is None or (dask is None and jobs == 1):
         return begun or wanted or usable
     return 1 if dask is not None else max(1, min(usable, cpu_count() or 1) // jobs)
-
-
-@contextmanager
-def _pool(order: Order, jobs: int, dask: str | None) -> Iterator[Pool | None]:
-    """Give the processes that play units; None: this one does."""
-    if dask is not None:
-        with on_dask(order, dask) as pool:
-            yield pool
-    elif jobs > 1:
-        with on_processes(order, jobs, f"continue with --resume and fewer than {jobs} --jobs") as p:
-            yield p
-    else:
-        yield None
 
 
 class _DirectorySink:
