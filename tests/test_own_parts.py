@@ -1,13 +1,15 @@
-"""A feature map and an optimiser of one's own: one new file, and a line that names them."""
+"""A feature map, an optimiser, a delay model: one new file, and a line that names each."""
 
+import importlib
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow.parquet import read_table
 
-from codedfedl import CodedFedLClassifier, InputError, load_dataset, load_model
+from codedfedl import CodedFedLClassifier, DelayModel, InputError, load_dataset, load_model, plan
 from codedfedl.learning.features import Identity, feature_map, map_settings
 from codedfedl.learning.optimisers import optimiser
 from tests.conftest import Run
@@ -18,6 +20,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from codedfedl import DelayModel
+from codedfedl.fleet.delays import Chances
 from codedfedl.learning.optimisers import Optimiser, Step
 
 
@@ -51,6 +55,32 @@ class HeavyBall(Optimiser):
 
 class Rootless:
     pass
+
+
+@dataclass(frozen=True, eq=False)
+class Lorries(DelayModel):
+    client: Any
+
+    def cdf(self, loads, t):  # uniform from 1 to 2 seconds a point
+        return np.clip(np.asarray(t) / np.maximum(loads, 1e-9) - 1, 0, 1)
+
+    def take(self, clients):
+        return Lorries(self.client[clients])
+
+    def draw(self, rounds, rng):
+        return Chances({"jam": rng.random((rounds, len(self)))})
+
+    def seconds(self, loads, chance):
+        return np.asarray(loads) * (1 + chance.draws["jam"])
+
+    def bulk(self, work, packets, rng):
+        return np.asarray(work) * (1 + rng.random(len(self))), self.upload(packets, rng)
+
+    def upload(self, packets, rng):
+        return np.asarray(packets) * 1.0
+
+
+LORRIES = Lorries(np.arange(5))
 """
 
 EXPERIMENT = """
@@ -98,6 +128,45 @@ def test_a_copied_run_imports_them_only_when_trusted(run: Run) -> None:
     assert (code, "own_parts" in sys.modules) == (2, False)
     assert "own_parts:Ramps" in err
     assert "own_parts:HeavyBall" in err
+
+
+DRIVEN = """
+data.name = "digits"
+fleet.name = "own_parts:LORRIES"
+features.n_components = 100
+training.epochs = 4
+[[schemes]]
+name = "coded"
+redundancy = 0.2
+[[schemes]]
+name = "uncoded"
+"""
+
+
+def test_a_delay_model_is_planned_with_and_simulated(run: Run) -> None:
+    Path("driven.toml").write_text(DRIVEN)
+    assert run("simulate", "driven.toml", "--out", "run", "--json")[0] == 0
+    rounds, clients = (
+        {name: np.array(values) for name, values in read_table(path).to_pydict().items()}
+        for path in ("run/rounds.parquet", "run/clients.parquet")
+    )
+    seconds = {
+        name: rounds["seconds"][rounds["scheme"] == name][1:] for name in ("coded", "uncoded")
+    }
+    lorries: DelayModel = importlib.import_module("own_parts").LORRIES
+    points = clients["points"][:5]
+    longest = seconds["uncoded"]
+    assert (longest > points.max()).all()
+    assert (longest < 2 * points.max()).all()
+    assert np.allclose(seconds["coded"], plan(lorries, 0.2, points=points).deadline)
+    assert seconds["coded"].max() < longest.max()
+    sys.modules.pop("own_parts")
+    code, _, err = run("simulate", "run/config.toml", "--out", "again")
+    assert (code, "own_parts" in sys.modules) == (2, False)
+    assert "own_parts:LORRIES" in err
+    code, _, err = run("simulate", "driven.toml", "--set", "fleet.name=own_parts:Lorries")
+    assert code == 2
+    assert "must be a codedfedl.DelayModel" in err
 
 
 def test_an_estimator_takes_them() -> None:

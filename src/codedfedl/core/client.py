@@ -32,24 +32,17 @@ from codedfedl.fleet.devices import Fleet
 from codedfedl.io.names import nearest
 from codedfedl.planning.strata import count_strata, strata
 
+# Kinds of work that are imported from here.
 __all__ = [
-    "WORK",
     "BlockParity",
-    "Counts",
     "DrawnGradient",
-    "Embed",
     "Embedded",
     "FirstGradient",
     "Gradient",
     "Gram",
-    "LocalDirection",
-    "LocalModel",
     "Parity",
-    "Prepare",
     "WeightedGradient",
     "WindowGradient",
-    "work_from",
-    "work_to",
 ]
 
 

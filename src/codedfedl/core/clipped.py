@@ -22,8 +22,6 @@ from codedfedl.core.work import Answer, Client, OnEmbedded, Points
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint, noise_steps
 
-__all__ = ["ClippedGradient", "ClippedMoments", "PrivateSum", "clipped"]
-
 _DRAWS, _NOISE = 1 << 20, 1 << 21  # name streams of draws and of noise beside those of codes
 _ROWS_AT_ONCE = 4096  # points that are held in double precision
 

@@ -22,23 +22,6 @@ import numpy.typing as npt
 
 from codedfedl.core.record import SHOWN_ROUNDS, Record
 
-__all__ = [
-    "CLIENT_COLUMNS",
-    "COMMON",
-    "FACTS",
-    "FINITE",
-    "FLAG",
-    "NUMBER",
-    "ROUND_COLUMNS",
-    "RUN_FACTS",
-    "TABLES",
-    "TEXT",
-    "WHOLE",
-    "Column",
-    "round_columns",
-    "timeline_columns",
-]
-
 FACTS = (
     "parity_rows",
     "expected_return",

@@ -3,8 +3,6 @@
 from collections.abc import Collection
 from enum import StrEnum
 
-__all__ = ["Disclosed", "Disclosure", "discloses_no_more", "listed", "needs_helper", "only_private"]
-
 
 class Disclosure(StrEnum):
     """What anyone but the client sees, the most revealing first.

@@ -20,8 +20,6 @@ from codedfedl.learning.codes import GAUSSIAN, Code
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.parity import encode, evenness, point_weights
 
-__all__ = ["BlockParity", "Gram", "Parity"]
-
 _log = logging.getLogger(__name__)
 
 _LEAST_HALF, _LARGEST_HALF = 1e-2, 6e4  # between these a half keeps its eleven bits

@@ -20,17 +20,6 @@ from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.learning.learner import Learner
 
-__all__ = [
-    "DrawnGradient",
-    "Embedded",
-    "FirstGradient",
-    "Gradient",
-    "PointGradient",
-    "Terms",
-    "WeightedGradient",
-    "WindowGradient",
-]
-
 GROWTH_OF_EMBEDDED = 1.5
 """Later answers cover so many times the points of the last one, or all."""
 

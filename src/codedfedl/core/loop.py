@@ -20,17 +20,6 @@ from codedfedl.errors import InputError
 from codedfedl.learning.learner import Learner
 from codedfedl.learning.optimisers import OPTIMISERS
 
-__all__ = [
-    "PREPARE",
-    "Driver",
-    "RunningSum",
-    "check_ask",
-    "drive",
-    "is_secure",
-    "loads_of",
-    "refuse_learner",
-]
-
 PREPARE = Ask(Prepare(), Everyone(), setup=True)
 """The set-up of a scheme that has none of its own."""
 

@@ -23,8 +23,6 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
 
-__all__ = ["Anchor", "GradientDelta", "Masked", "masked", "refuse_unbounded"]
-
 HEADROOM = 8.0
 """How many times its bound a sum may be: residuals may be above 1."""
 

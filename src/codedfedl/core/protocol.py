@@ -28,23 +28,7 @@ if TYPE_CHECKING:
     from codedfedl.learning.features import FeatureMap
     from codedfedl.privacy.accounting import Account
 
-__all__ = [
-    "EACH",
-    "SUM",
-    "AnyLimits",
-    "Ask",
-    "Combine",
-    "Description",
-    "Inbox",
-    "Info",
-    "Limits",
-    "Reply",
-    "Rng",
-    "Runtime",
-    "Scheme",
-    "State",
-    "Task",
-]
+__all__ = ["State", "Task"]  # imported from here
 
 
 Rng = np.random.Generator | None

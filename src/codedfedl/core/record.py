@@ -13,26 +13,6 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
 
-__all__ = [
-    "ARRIVED",
-    "AT_DEADLINE",
-    "DROPPED",
-    "LATE",
-    "NOT_ASKED",
-    "PARTS",
-    "REFUSED",
-    "SETUP",
-    "SHOWN_ROUNDS",
-    "Record",
-    "as_array",
-    "as_value",
-    "metric_name",
-    "packed",
-    "record_arrays",
-    "record_of",
-    "unpacked",
-]
-
 NOT_ASKED, ARRIVED, LATE, DROPPED, REFUSED = range(5)
 """The outcome of a question to a client."""
 

@@ -12,8 +12,6 @@ from codedfedl.fleet.devices import Workload
 from codedfedl.learning.learner import Learner, LeastSquares
 from codedfedl.learning.optimisers import GradientDescent, Optimiser, Schedule, step
 
-__all__ = ["Descent", "State", "Task", "workload_of"]
-
 
 def workload_of(learner: Learner, features: int, labels: int) -> Workload:
     """Return what a learner's gradients and messages cost, on points of so many numbers."""

@@ -9,15 +9,6 @@ import numpy as np
 
 from codedfedl.arrays import FloatArray, Mask
 
-__all__ = [
-    "Everyone",
-    "Fastest",
-    "Next",
-    "Until",
-    "Wait",
-    "arrivals",
-]
-
 
 class Wait(Protocol):
     """How long the server waits: until a deadline, or until enough answers are there."""

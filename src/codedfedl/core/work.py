@@ -18,8 +18,6 @@ from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.learner import Learner, LeastSquares
 
-__all__ = ["Answer", "ArrayClient", "Client", "OnEmbedded", "Points", "Window", "Work"]
-
 Points = tuple[Array, Array]
 """Features of shape (k, q) and targets of shape (k, c)."""
 

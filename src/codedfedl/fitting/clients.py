@@ -21,8 +21,6 @@ from codedfedl.fitting.estimates import (
 from codedfedl.fitting.traces import Traces
 from codedfedl.fleet.delays import DelayParameters
 
-__all__ = ["FEWEST_TO_JUDGE", "QUANTITIES", "ClientTimes", "Fitted"]
-
 FEWEST_TO_JUDGE = 8
 """Minimum number of replies for judging how well the model fits a client."""
 

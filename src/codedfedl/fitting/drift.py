@@ -26,8 +26,6 @@ from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 
-__all__ = ["SLOWDOWNS", "Drift", "Timings", "check_replan"]
-
 SLOWDOWNS: FloatArray = 2.0 ** (np.arange(-12, 31) / 6)
 """The slow-downs that are told apart: from 1/4 to 32, 12% from one to the next."""
 

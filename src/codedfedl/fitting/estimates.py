@@ -13,20 +13,6 @@ from scipy import stats
 from codedfedl.arrays import FloatArray
 from codedfedl.fleet.delays import DelayParameters
 
-__all__ = [
-    "CONFIDENCE",
-    "LinkFit",
-    "MissingReplies",
-    "Shape",
-    "WorkFit",
-    "fit_link",
-    "fit_work",
-    "ks_distance",
-    "measured_link",
-    "note_hidden",
-    "replied_interval",
-]
-
 CONFIDENCE = 0.95
 Shape = Literal["line", "per point", "fixed"]
 """What the certain part of the work may be: c + a·ℓ̃, or a·ℓ̃ alone, or c alone."""

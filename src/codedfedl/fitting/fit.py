@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
-from codedfedl.fitting.clients import FEWEST_TO_JUDGE, QUANTITIES, ClientTimes, Fitted
+from codedfedl.fitting.clients import QUANTITIES, ClientTimes, Fitted
 from codedfedl.fitting.traces import Traces
 from codedfedl.fleet.columns import checked_points
 from codedfedl.fleet.delays import DelayModel
@@ -21,7 +21,6 @@ from codedfedl.io.notebook import drawn, html_table
 if TYPE_CHECKING:
     from codedfedl.report.figures import Picture
 
-__all__ = ["DOES_NOT_FIT", "FEWEST_TO_JUDGE", "Fit", "fit"]
 
 DOES_NOT_FIT = 0.01
 """p-value below which a client's times are said not to follow the model."""

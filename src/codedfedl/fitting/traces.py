@@ -21,8 +21,6 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.columns import freeze, numbers
 from codedfedl.fleet.measured import rows_by_client
 
-__all__ = ["MINORITY_SLOWDOWN", "Traces", "read_traces", "slow_minority", "without_minority"]
-
 MINORITY_SLOWDOWN = 4.0
 """Clients of a minority that need so many times as long as all others do not set a deadline."""
 

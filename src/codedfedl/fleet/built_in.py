@@ -25,24 +25,9 @@ import numpy as np
 
 from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Devices, Fleet, Workload, check_drawn
-from codedfedl.io.names import nearest
-
-__all__ = [
-    "BUILT_IN",
-    "FIGURE_1_SECONDS",
-    "MEDIAN_MAC_RATE",
-    "built_in_devices",
-    "built_in_fleet",
-    "check_fleet_name",
-    "figure_1_client",
-    "paper_devices",
-    "paper_fleet",
-    "paper_result",
-    "phone_devices",
-    "phone_fleet",
-    "void_settings",
-]
+from codedfedl.io.names import member_of, nearest
 
 BUILT_IN = ("paper", "phones")
 
@@ -79,9 +64,20 @@ def check_fleet_name(name: str) -> None:
     """Refuse a word that is neither a file nor a built-in fleet, perhaps misspelt."""
     if name not in BUILT_IN and not Path(name).suffix and not Path(name).exists():
         raise InputError(
-            f"the fleet {name!r} is neither a file that ends in .csv or .parquet nor a known name: "
+            f"the fleet {name!r} is neither a file that ends in .csv or .parquet, nor a delay "
+            "model of your own, as module:model, nor a known name: "
             f"{nearest(name, list(BUILT_IN))}"
         )
+
+
+def own_delays(name: str) -> DelayModel | None:
+    """Return the delay model that a user's file has, ``module:model``; None for other names."""
+    if ":" not in name or Path(name).exists():
+        return None
+    delays = member_of(name, "fleet")
+    if not isinstance(delays, DelayModel):
+        raise InputError(f"fleet {name!r} is {delays!r:.60}: must be a codedfedl.DelayModel")
+    return delays
 
 
 # Table 1: hours to 94.2% and 84.2%, and the gain over uncoded.

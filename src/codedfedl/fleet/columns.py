@@ -13,9 +13,6 @@ from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.io.notebook import html_table
 
-__all__ = ["Columns", "checked_points", "client_names", "freeze", "numbers"]
-
-
 # The least value that is allowed, the least that is too large, and the sentence that says so.
 _POSITIVE = (5e-324, inf, "must be finite and above 0")
 _DURATION = (0.0, inf, "must be finite and at least 0")

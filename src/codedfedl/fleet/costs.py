@@ -14,29 +14,16 @@ once:
 What the server computes is free, as in the paper; `fleet.server` is for where it is not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import FloatArray, IntArray
+from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.fleet.devices import Workload
-
-__all__ = [
-    "BlockSetup",
-    "Cost",
-    "block_rows",
-    "embedded_by",
-    "embedding",
-    "gram",
-    "packet",
-    "parity",
-    "raw",
-    "seconds_to_embed",
-]
 
 
 @dataclass(frozen=True)
@@ -113,11 +100,9 @@ def parity(
     """
     points = np.asarray(points, dtype=np.float64)
     columns = workload.features + workload.labels
-    numbers = sum(rows) * columns
-    bits = numbers * workload.bits * (1 + workload.overhead)
     each = np.asarray(rows if operations is None else operations, dtype=np.float64)
-    macs = each @ points * columns
-    return Cost(macs, np.full(points.shape[1], bits))
+    bits = workload.sent_bits(sum(rows) * columns)
+    return Cost(each @ points * columns, np.full(points.shape[1], bits))
 
 
 def gram(points: npt.ArrayLike, workload: Workload) -> Cost:
@@ -125,8 +110,7 @@ def gram(points: npt.ArrayLike, workload: Workload) -> Cost:
     points = np.asarray(points, dtype=np.float64)
     q, c = workload.features, workload.labels
     numbers = q * (q + 1) / 2 + q * c
-    bits = numbers * workload.bits * (1 + workload.overhead)
-    return Cost(points * numbers, np.full(points.shape, bits))
+    return Cost(points * numbers, np.full(points.shape, workload.sent_bits(numbers)))
 
 
 def block_rows(points: npt.ArrayLike, mixing: int, rows_a_point: int) -> IntArray:
@@ -181,10 +165,8 @@ class BlockSetup:
         """Return the cost of mixing and sending a number of embedded points."""
         points = np.asarray(points, dtype=np.int64)
         columns = self.workload.features + self.workload.labels
-        numbers = self.rows(points) * columns
-        bits = numbers * (self.bits or self.workload.bits) * (1 + self.workload.overhead)
-        macs = points * float(self.operations * columns)
-        return Cost(macs, bits.astype(np.float64))
+        bits = self.workload.sent_bits(self.rows(points) * columns, self.bits)
+        return Cost(points * float(self.operations * columns), bits)
 
     def packets(self, points: npt.ArrayLike) -> IntArray:
         """Return the number of packets for the parity of a number of points."""
@@ -210,16 +192,27 @@ class BlockSetup:
         It stops embedding when the time left just suffices to mix and, with probability 0.9, to
         send. A client that cannot fill one row has 0. Deadlines of shape (k, 1) give a row each.
         """
-        shape = np.broadcast_shapes(np.shape(deadline), (len(fleet),))
-        low, high = np.zeros(shape, dtype=np.int64), np.asarray(held, dtype=np.int64)
-        sent = _sent(int(self.packets(high).max(initial=0)), fleet.erasure_up.tobytes())
+        sent = _sent(int(self.packets(held).max(initial=0)), fleet.erasure_up.tobytes())
         who = np.arange(len(fleet))
-        while (low < high).any():
-            middle = (low + high + 1) // 2
-            sending = sent[self.packets(middle), who] * fleet.packet_time_up
-            done = middle * seconds_per_point + sending <= deadline
-            low, high = np.where(done, middle, low), np.where(done, high, middle - 1)
-        return np.where(low >= self.mixing, low, 0)
+
+        def done(points: IntArray) -> Mask:
+            sending = sent[self.packets(points), who] * fleet.packet_time_up
+            return np.asarray(points * seconds_per_point + sending <= deadline)
+
+        shape = np.broadcast_shapes(np.shape(deadline), (len(fleet),))
+        most = most_points(done, np.broadcast_to(held, shape))
+        return np.where(most >= self.mixing, most, 0)
+
+
+def most_points(done: Callable[[IntArray], Mask], held: npt.ArrayLike) -> IntArray:
+    """Return the most points of each client that are done, by bisection; more take longer."""
+    high = np.asarray(held, dtype=np.int64)
+    low = np.zeros_like(high)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        fits = done(middle)
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+    return low
 
 
 @lru_cache(maxsize=8)

@@ -18,15 +18,6 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.columns import Columns, checked_points
 from codedfedl.fleet.round_time import asymmetric_cdf, symmetric_cdf
 
-__all__ = [
-    "FOREVER",
-    "TIME_PARTS",
-    "Chances",
-    "DelayModel",
-    "DelayParameters",
-    "points_of",
-]
-
 FOREVER = 1e150
 """Seconds after which every client that takes part has answered."""
 

@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray
@@ -20,16 +21,6 @@ from codedfedl.io.notebook import drawn
 
 if TYPE_CHECKING:
     from codedfedl.report.figures import Picture
-
-__all__ = [
-    "Devices",
-    "Fleet",
-    "Workload",
-    "check_drawn",
-    "fleet_of",
-    "read_clients",
-    "read_fleet",
-]
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -149,8 +140,11 @@ class Workload:
     @property
     def packet_bits(self) -> float:
         """Bits of one packet, a model or a gradient (the paper's b)."""
-        values = self.parameters or self.features * self.labels
-        return self.bits * values * (1 + self.overhead)
+        return float(self.sent_bits(self.parameters or self.features * self.labels))
+
+    def sent_bits(self, numbers: npt.ArrayLike, bits: int | None = None) -> FloatArray:
+        """Bits of so many numbers on a link, by default with as many bits each as a model's."""
+        return np.asarray(numbers) * (bits or self.bits) * (1 + self.overhead)
 
     @property
     def packet_bits_up(self) -> float:

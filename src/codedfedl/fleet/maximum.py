@@ -9,8 +9,6 @@ import numpy.typing as npt
 from codedfedl.arrays import FloatArray
 from codedfedl.fleet.delays import FOREVER, DelayModel
 
-__all__ = ["expected_maximum"]
-
 _SURE_PROBABILITY = 1 - 1e-9
 _CROSSING_TOLERANCE = 1e-3  # how late a crossing may be, relative to its time
 _SHORTEST_SECONDS = 1e-150
@@ -32,8 +30,8 @@ def expected_maximum(delays: DelayModel, loads: npt.ArrayLike) -> float:
     model, loads = delays.take(asked), loads[asked]
     if _all_done(model, loads, FOREVER) < _SURE_PROBABILITY:
         return np.inf
-    latest = _crossing(lambda t: _all_done(model, loads, t) >= _SURE_PROBABILITY)
-    earliest = _crossing(lambda t: _all_done(model, loads, t) >= 1e-12) / (1 + _CROSSING_TOLERANCE)
+    latest = crossing(lambda t: _all_done(model, loads, t) >= _SURE_PROBABILITY)
+    earliest = crossing(lambda t: _all_done(model, loads, t) >= 1e-12) / (1 + _CROSSING_TOLERANCE)
     slow = np.flatnonzero(model.cdf(loads, earliest) < 1)  # the others are done by then
     slowest, their_loads = model.take(slow), loads[slow]
 
@@ -54,15 +52,15 @@ def _all_done_by(model: DelayModel, loads: FloatArray, times: FloatArray) -> Flo
     return np.asarray(np.prod(model.cdf(loads, times[:, None]), axis=1))
 
 
-def _crossing(reached: Callable[[float], bool]) -> float:
-    """Return the time at which something becomes true, a little late."""
+def crossing(reached: Callable[[float], bool], tolerance: float = _CROSSING_TOLERANCE) -> float:
+    """Return the time at which something becomes true, at most a share `tolerance` late."""
     low, high = 0.0, 1.0
     while not reached(high):
         low, high = high, 2 * high
     while low == 0.0 and high > _SHORTEST_SECONDS and reached(high / 2):
         high /= 2
     low = max(low, high / 2)
-    while high > low * (1 + _CROSSING_TOLERANCE):
+    while high > low * (1 + tolerance):
         middle = (low + high) / 2
         low, high = (low, middle) if reached(middle) else (middle, high)
     return high

@@ -14,14 +14,6 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.columns import checked_points, client_names, freeze
 from codedfedl.fleet.delays import Chances, DelayModel, DelayParameters, points_of
 
-__all__ = [
-    "MeasuredDelays",
-    "MixedDelays",
-    "is_measured",
-    "read_measured",
-    "rows_by_client",
-]
-
 _MAX_POINTS = 2.0**53  # of a measurement that took no time for a point
 _FILE_COLUMNS = ("client", "points", "per_point", "fixed")
 

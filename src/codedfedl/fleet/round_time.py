@@ -22,16 +22,15 @@ from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.fleet.transmissions import (
     LARGEST_ALPHA,
     NEGLIGIBLE,
+    Links,
     answered_by,
     langevin,
     transmissions_within,
-    useful_transmissions,
 )
 
 if TYPE_CHECKING:
     from codedfedl.fleet.delays import DelayParameters
 
-__all__ = ["FEW_ATTEMPTS", "Parts", "asymmetric_cdf", "asymmetric_parts", "symmetric_cdf"]
 
 FEW_ATTEMPTS = 32
 """Up to so many attempts are summed one by one."""
@@ -71,10 +70,8 @@ class _Link(NamedTuple):
 
 def symmetric_cdf(fleet: "DelayParameters", time: FloatArray, compute: FloatArray) -> FloatArray:
     """Sum the Theorem's terms over ν, for a link that is the same both ways."""
-    erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
-    last, compute = useful_transmissions(erasure), np.maximum(compute, _INSTANT_SECONDS)
-    alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
-    return answered_by(time, compute, last, alpha, fleet.packet_time, erasure)[0]
+    links = Links(**Links.columns(fleet))
+    return answered_by(links, time, np.maximum(compute, _INSTANT_SECONDS))[0]
 
 
 def asymmetric_cdf(fleet: "DelayParameters", time: FloatArray, compute: FloatArray) -> FloatArray:

@@ -7,8 +7,6 @@ import numpy as np
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayParameters
 
-__all__ = ["Server", "ServerWork"]
-
 
 @dataclass(frozen=True)
 class Server:

@@ -30,16 +30,6 @@ from codedfedl.fleet.devices import Devices, check_drawn
 from codedfedl.io.pickles import read_plain_pickle
 from codedfedl.random import stream
 
-__all__ = [
-    "Capacities",
-    "PacketTrace",
-    "TraceFiles",
-    "read_availabilities",
-    "read_capacities",
-    "read_packet_trace",
-    "traced_devices",
-]
-
 _CAPACITY, _AVAILABILITY, _DOWN, _UP = range(10, 14)  # streams of "fleet"
 _PACKET_BITS = 8 * 1500
 _MAX_TRACE_BYTES = 2**28

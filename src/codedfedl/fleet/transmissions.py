@@ -6,22 +6,15 @@ that is linear in ν: an arithmetico-geometric sum, whose value does not need it
 costs the same for two terms as for thousands.
 """
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from codedfedl.arrays import FloatArray
 
-__all__ = [
-    "LARGEST_ALPHA",
-    "NEGLIGIBLE",
-    "answered_by",
-    "arrived_by",
-    "langevin",
-    "late_mass",
-    "late_mass_derivatives",
-    "mean_transmissions",
-    "transmissions_within",
-    "useful_transmissions",
-]
+if TYPE_CHECKING:
+    from codedfedl.fleet.delays import DelayParameters
 
 NEGLIGIBLE = 1e-17
 """Probability below which further transmissions are not looked at: under half an ulp of 1."""
@@ -34,6 +27,27 @@ where the term is 0, and from 1e150 on squares of α overflow.
 """
 
 _TINY = 1e-300  # stands in for p = 0 under a logarithm
+
+
+@dataclass(frozen=True)
+class Links:
+    """Clients whose links are the same both ways, as the sums need them; arrays of shape (n,)."""
+
+    alpha: FloatArray
+    packet_time: FloatArray
+    erasure: FloatArray  # 0 for a link that takes no time
+    last: FloatArray  # the ν beyond which the tail is negligible
+
+    @staticmethod
+    def columns(fleet: "DelayParameters") -> dict[str, FloatArray]:
+        """Return these of a fleet, within what rounding leaves of them."""
+        erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
+        return {
+            "alpha": np.minimum(fleet.alpha, LARGEST_ALPHA),
+            "packet_time": fleet.packet_time,
+            "erasure": erasure,
+            "last": useful_transmissions(erasure),
+        }
 
 
 def transmissions_within(time: FloatArray, packet_time: FloatArray) -> FloatArray:
@@ -73,12 +87,7 @@ def mean_transmissions(erasure: FloatArray, transmissions: FloatArray) -> FloatA
 
 
 def late_mass(
-    time: FloatArray,
-    transmissions: FloatArray,
-    inverse_compute: FloatArray,
-    alpha: FloatArray,
-    packet_time: FloatArray,
-    erasure: FloatArray,
+    links: Links, time: FloatArray, transmissions: FloatArray, inverse_compute: FloatArray
 ) -> FloatArray:
     """A(r) = Σ_ν h_ν exp(−α((t − ντ)r − 1)) over ν = 2 … ν_max: fast link, slow processor.
 
@@ -93,20 +102,13 @@ def late_mass(
     inverse_compute
         r = μ/ℓ̃, one over the seconds that the load takes at least.
     """
-    scale, log_ratio, terms, whole, single = _geometric(
-        time, transmissions, inverse_compute, alpha, packet_time, erasure
-    )
+    scale, log_ratio, terms, whole, single = _geometric(links, time, transmissions, inverse_compute)
     spread = terms * langevin(terms * log_ratio, whole) - langevin(log_ratio, single)
     return scale * (terms + 1 + spread) / 2
 
 
 def answered_by(
-    time: FloatArray,
-    compute: FloatArray,
-    last: FloatArray,
-    alpha: FloatArray,
-    packet_time: FloatArray,
-    erasure: FloatArray,
+    links: Links, time: FloatArray, compute: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return P(T ≤ t) of a client that takes part, and the A(r) in it.
 
@@ -114,27 +116,20 @@ def answered_by(
     ----------
     compute
         ℓ̃/μ > 0, the seconds that the load takes at least.
-    last
-        `useful_transmissions` of the erasure.
     """
-    fit = np.minimum(transmissions_within(time - compute, packet_time), last)
+    fit = np.minimum(transmissions_within(time - compute, links.packet_time), links.last)
     counted = np.maximum(fit, 2.0)
-    late = late_mass(time, counted, 1 / compute, alpha, packet_time, erasure)
-    answered = np.maximum(arrived_by(erasure, counted) - late, 0.0)
+    late = late_mass(links, time, counted, 1 / compute)
+    answered = np.maximum(arrived_by(links.erasure, counted) - late, 0.0)
     return np.where(fit >= 2, answered, 0.0), np.where(fit >= 2, late, 0.0)
 
 
 def late_mass_derivatives(
-    time: FloatArray,
-    transmissions: FloatArray,
-    inverse_compute: FloatArray,
-    alpha: FloatArray,
-    packet_time: FloatArray,
-    erasure: FloatArray,
+    links: Links, time: FloatArray, transmissions: FloatArray, inverse_compute: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return A(r), A'(r) and A''(r), with the parameters of `late_mass`."""
     scale, log_ratio, terms, whole_decay, single_decay = _geometric(
-        time, transmissions, inverse_compute, alpha, packet_time, erasure
+        links, time, transmissions, inverse_compute
     )
     # Cumulants of j in 0 … K−1 with weights exp(j·s), in which the poles at s = 0 have cancelled.
     whole = _langevin_derivatives(terms * log_ratio, whole_decay)
@@ -146,6 +141,7 @@ def late_mass_derivatives(
     cube = mean * (mean**2 + 3 * variance) + skew
     # Moments of j = ν − 2 under h_ν exp(…), which has a factor (j + 1) more.
     zeroth, first, second = 1 + mean, mean + square, square + cube
+    alpha, packet_time = links.alpha, links.packet_time
     b, c = alpha * (time - 2 * packet_time), alpha * packet_time
     last = alpha * (time - transmissions * packet_time)
     alone = log_ratio > 40  # the last term is all of the sum, and the differences cancel
@@ -155,17 +151,13 @@ def late_mass_derivatives(
 
 
 def _geometric(
-    time: FloatArray,
-    transmissions: FloatArray,
-    inverse_compute: FloatArray,
-    alpha: FloatArray,
-    packet_time: FloatArray,
-    erasure: FloatArray,
+    links: Links, time: FloatArray, transmissions: FloatArray, inverse_compute: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
     """Sum A's terms without their factor ν − 1: (1−p)² Σ_{j<K} exp(… + j·s).
 
     Returns the sum, s, K, and 1 − exp(−|Ks|) and 1 − exp(−|s|), which its moments need too.
     """
+    alpha, packet_time, erasure = links.alpha, links.packet_time, links.erasure
     terms = transmissions - 1
     log_p = np.log(np.maximum(erasure, _TINY))
     # Beyond e^±1000 one term is all of the sum.

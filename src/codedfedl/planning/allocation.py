@@ -20,8 +20,6 @@ from codedfedl.planning.bisection import AsymmetricLinks, Bisection
 from codedfedl.planning.concave_pieces import concave_best_loads
 from codedfedl.planning.piece_ranges import BestLoads, SymmetricClients
 
-__all__ = ["Allocation", "best_loads", "expected_return", "minimum_deadline"]
-
 DEADLINE_TOLERANCE = 1e-7
 """How far the deadline may lie above the smallest one, relative to it."""
 

@@ -22,8 +22,6 @@ from codedfedl.fleet.round_time import asymmetric_parts
 from codedfedl.fleet.transmissions import LARGEST_ALPHA
 from codedfedl.planning.piece_ranges import BestLoads, Search, peak_share
 
-__all__ = ["AsymmetricLinks", "Bisection"]
-
 _NEGLIGIBLE_GAIN_SHARE = 1e-9  # of a return, where it would take millions of loads to find it
 
 

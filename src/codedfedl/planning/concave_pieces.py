@@ -23,8 +23,6 @@ from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.transmissions import answered_by, transmissions_within
 from codedfedl.planning.piece_ranges import BestLoads, Ranges, Search, SymmetricClients
 
-__all__ = ["concave_best_loads", "piece_peaks"]
-
 
 def concave_best_loads(clients: SymmetricClients, t: float, *, whole: bool = True) -> BestLoads:
     """Maximise every client's expected return within t seconds."""
@@ -134,9 +132,7 @@ class _PieceSearch(Search):
         if self.whole:
             loads = np.clip(np.floor(loads), 1.0, ranges.clients.points)
         c = ranges.clients
-        answered, late = answered_by(
-            ranges.time, loads / c.rate, c.last, c.alpha, c.packet_time, c.erasure
-        )
+        answered, late = answered_by(c, ranges.time, loads / c.rate)
         self.keep(ranges.who, loads, answered, late)
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import IntArray
+from codedfedl.fleet.costs import most_points
 from codedfedl.fleet.delays import DelayParameters
-
-__all__ = ["in_time", "least_arrivals", "with_helper"]
 
 Parameters = TypeVar("Parameters", bound=DelayParameters)
 
@@ -34,13 +33,8 @@ def in_time(
     probability
         Of a client that takes part in the round at all.
     """
-    high = np.asarray(points, dtype=np.int64)
-    low = np.zeros_like(high)
-    while (low < high).any():
-        middle = (low + high + 1) // 2
-        done = delays.cdf(middle, seconds) >= probability * delays.availability
-        low, high = np.where(done, middle, low), np.where(done, high, middle - 1)
-    return low
+    sure = probability * delays.availability
+    return most_points(lambda loads: delays.cdf(loads, seconds) >= sure, points)
 
 
 def least_arrivals(chances: npt.ArrayLike, probability: float) -> int:

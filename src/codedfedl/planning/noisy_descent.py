@@ -8,8 +8,6 @@ import numpy as np
 
 from codedfedl.arrays import FloatArray
 
-__all__ = ["RESIDUAL", "eigenvalues", "learning_errors", "longest_step"]
-
 RESIDUAL = 0.5
 """C: residuals are clipped to half the length of a one-hot label."""
 

@@ -15,14 +15,11 @@ import numpy.typing as npt
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.fleet.delays import DelayParameters
 from codedfedl.fleet.transmissions import (
-    LARGEST_ALPHA,
+    Links,
     arrived_by,
     late_mass_derivatives,
     mean_transmissions,
-    useful_transmissions,
 )
-
-__all__ = ["BestLoads", "Ranges", "Search", "SymmetricClients", "peak_share"]
 
 _TINY = 1e-300
 _NEAR_SHARE = 16  # the pieces near the best one are two of so many parts of a range
@@ -78,37 +75,22 @@ class Search:
 
 
 @dataclass(frozen=True)
-class SymmetricClients:
+class SymmetricClients(Links):
     """Clients whose links are the same both ways. Every array has shape (n,)."""
 
     points: FloatArray
     rate: FloatArray
-    alpha: FloatArray
-    packet_time: FloatArray
-    erasure: FloatArray
     overhead: FloatArray
     availability: FloatArray
     cap: FloatArray  # seconds that all points take at least
-    last: FloatArray  # the ν beyond which the tail is negligible
     peak: FloatArray  # peak_share(alpha)
 
     @classmethod
     def of(cls, fleet: DelayParameters, points: FloatArray) -> Self:
         """Compute once what does not depend on t."""
-        erasure = np.where(fleet.packet_time > 0, fleet.erasure, 0.0)
-        alpha = np.minimum(fleet.alpha, LARGEST_ALPHA)
-        return cls(
-            points,
-            fleet.rate,
-            alpha,
-            fleet.packet_time,
-            erasure,
-            fleet.overhead,
-            fleet.availability,
-            points / fleet.rate,
-            useful_transmissions(erasure),
-            peak_share(alpha),
-        )
+        columns = Links.columns(fleet) | {"points": points, "cap": points / fleet.rate}
+        kept = {name: getattr(fleet, name) for name in ("rate", "overhead", "availability")}
+        return cls(**columns, **kept, peak=peak_share(columns["alpha"]))
 
     def take(self, clients: IntArray | slice) -> Self:
         """Return some of the clients."""
@@ -156,9 +138,7 @@ class Ranges:
         """Bound the expected return by the tangent at x of the terms alive on all of the range."""
         c, r = self.clients, 1 / x
         low, high = self.interval()
-        late, slope, _ = late_mass_derivatives(
-            self.time, self.first, r, c.alpha, c.packet_time, c.erasure
-        )
+        late, slope, _ = late_mass_derivatives(c, self.time, self.first, r)
         alive = arrived_by(c.erasure, self.first)
         at_x, rise = x * np.maximum(alive - late, 0.0), alive - late + r * slope
         # The terms that end within the range, at b and before.
@@ -197,9 +177,7 @@ class Ranges:
     def newton_step(self, x: FloatArray, highest: FloatArray) -> FloatArray:
         """Return the next x, in single pieces."""
         c, r = self.clients, 1 / x
-        late, slope, curvature = late_mass_derivatives(
-            self.time, self.final, r, c.alpha, c.packet_time, c.erasure
-        )
+        late, slope, curvature = late_mass_derivatives(c, self.time, self.final, r)
         missed = np.maximum(late - r * slope, _TINY)  # 0 far left of the peak
         excess = np.log(missed / arrived_by(c.erasure, self.final))
         step = missed * excess / np.maximum(r * curvature, _TINY)

@@ -33,7 +33,6 @@ from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadli
 if TYPE_CHECKING:
     from codedfedl.report.figures import Picture
 
-__all__ = ["LARGEST_WEIGHT", "Plan", "answer_weights", "plan", "replanned", "rows_of"]
 
 LARGEST_WEIGHT = 10.0
 """A client that answers so many times less often than planned is not weighted any further."""

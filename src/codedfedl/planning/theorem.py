@@ -6,7 +6,7 @@ the version to read beside the paper, and the reference for the tests of the fas
 every whole load. Uplink and downlink are the same, as in the paper.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil, exp
 from typing import NamedTuple
 
@@ -16,20 +16,8 @@ from scipy.special import lambertw
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet
+from codedfedl.fleet.maximum import crossing
 from codedfedl.planning.piece_ranges import peak_share
-
-__all__ = [
-    "PaperClient",
-    "best_load",
-    "clients_of",
-    "expected_return",
-    "f",
-    "h",
-    "minimum_waiting_time",
-    "optimal_load",
-    "optimal_load_by_lambert_w",
-    "transmissions",
-]
 
 _NEGLIGIBLE_PROBABILITY = 1e-18  # a term h_ν that no sum of probabilities feels
 
@@ -144,14 +132,4 @@ def minimum_waiting_time(
         returns = (expected_return(client, t, best_load(client, t)) for client in clients)
         return sum(returns) >= target
 
-    return _bisect(reached, tolerance)
-
-
-def _bisect(reached: Callable[[float], bool], tolerance: float) -> float:
-    low, high = 0.0, 1.0
-    while not reached(high):
-        low, high = high, 2 * high
-    while high - low > tolerance * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
+    return crossing(reached, tolerance)

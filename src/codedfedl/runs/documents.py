@@ -15,7 +15,7 @@ from codedfedl.io.toml import parse_toml, read_toml
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.sections import FleetConfig
 
-_MODULE_KEYS = ("scheme", "encoder", "kind", "features", "optimiser", "module")
+_MODULE_KEYS = ("fleet", "scheme", "encoder", "kind", "features", "optimiser", "module")
 
 
 def read_experiment(
@@ -47,7 +47,7 @@ def read_experiment(
 def modules_of(experiment: Experiment) -> list[str]:
     """Return the Python code that an experiment would import, as ``module:member``."""
     features, model = experiment.features, experiment.model
-    named: list[Any] = [features.encoder, features.kind, model.module]
+    named: list[Any] = [experiment.fleet.name, features.encoder, features.kind, model.module]
     for scheme in experiment.schemes:
         named += [scheme.name, scheme.features, scheme.settings.get("optimiser")]
     for key, values in experiment.grid.items():

@@ -33,10 +33,10 @@ __all__ = [
 def _built_in() -> dict[str, type[Scheme]]:
     schemes = {}
     for module in pkgutil.iter_modules(__path__):
-        members = vars(importlib.import_module(f"{__name__}.{module.name}"))
-        for exported in members["__all__"]:
-            member = members[exported]
-            if isinstance(member, type) and issubclass(member, Scheme) and not isabstract(member):
+        file = importlib.import_module(f"{__name__}.{module.name}")
+        for member in vars(file).values():
+            is_scheme = isinstance(member, type) and issubclass(member, Scheme)
+            if is_scheme and member.__module__ == file.__name__ and not isabstract(member):
                 schemes[member.info.name] = member
     return schemes
 

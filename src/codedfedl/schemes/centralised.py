@@ -17,8 +17,6 @@ from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.one_shot import OneShot
 
-__all__ = ["Centralised"]
-
 
 @dataclass(frozen=True)
 class Raw(Gram):

@@ -7,8 +7,6 @@ from codedfedl.core.protocol import Info
 from codedfedl.learning.features import Identity
 from codedfedl.schemes.coded import Coded
 
-__all__ = ["CFL"]
-
 
 @dataclass(frozen=True)
 class CFL(Coded):

@@ -35,8 +35,6 @@ from codedfedl.schemes.coded_state import CodedState
 from codedfedl.schemes.settings import check_positive
 from codedfedl.schemes.stand_in import StandIns, check_stand_in, encoded_chances
 
-__all__ = ["Coded"]
-
 MAX_DEADLINE_GROWTH = 2.0  # A deadline that follows the clients grows no faster each time.
 
 

@@ -12,8 +12,6 @@ from codedfedl.learning.least_squares import Quadratic
 from codedfedl.planning.plan import Plan
 from codedfedl.schemes.stand_in import StandIns
 
-__all__ = ["CodedState"]
-
 
 @dataclass(frozen=True, eq=False)
 class CodedState(Descent):

@@ -12,8 +12,6 @@ from typing import ClassVar
 from codedfedl.core.protocol import EACH, Ask, Info
 from codedfedl.schemes.mifa import MIFA, TableState
 
-__all__ = ["DSAG"]
-
 
 @dataclass(frozen=True)
 class DSAG(MIFA):

@@ -13,8 +13,6 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.settings import check_positive
 
-__all__ = ["AveragedState", "FedAvg"]
-
 
 @dataclass(frozen=True, eq=False)
 class AveragedState(State):

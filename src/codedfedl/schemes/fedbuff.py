@@ -16,8 +16,6 @@ from codedfedl.errors import InputError
 from codedfedl.learning.optimisers import step
 from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState
 
-__all__ = ["FedBuff"]
-
 
 @dataclass(frozen=True)
 class FedBuff(EmbeddedLoads):

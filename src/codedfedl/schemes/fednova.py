@@ -17,8 +17,6 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.fedavg import AveragedState, FedAvg
 
-__all__ = ["FedNova"]
-
 
 @dataclass(frozen=True, eq=False)
 class NovaState(AveragedState):

@@ -27,8 +27,6 @@ from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.optimisers import optimiser
 
-__all__ = ["GradientCoding"]
-
 
 @dataclass(frozen=True)
 class PaddedGram(Work):

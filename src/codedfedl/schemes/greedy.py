@@ -12,8 +12,6 @@ from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.schemes.settings import all_but_slowest, check_drop
 
-__all__ = ["Greedy"]
-
 
 @dataclass(frozen=True)
 class Greedy(Scheme):

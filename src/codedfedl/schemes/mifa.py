@@ -17,8 +17,6 @@ from codedfedl.learning.optimisers import step
 from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState, Table
 from codedfedl.schemes.settings import all_but_slowest, check_drop
 
-__all__ = ["MIFA", "TableState"]
-
 
 @dataclass(frozen=True, eq=False)
 class TableState(EmbeddedState):

@@ -17,8 +17,6 @@ from codedfedl.core.waiting import Next
 from codedfedl.schemes.embedded_loads import EmbeddedLoads
 from codedfedl.schemes.mifa import TableState
 
-__all__ = ["Ringleader"]
-
 
 @dataclass(frozen=True, eq=False)
 class RingState(TableState):

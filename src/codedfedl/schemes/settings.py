@@ -9,8 +9,6 @@ from codedfedl.core.protocol import Scheme
 from codedfedl.core.waiting import Fastest
 from codedfedl.errors import InputError
 
-__all__ = ["all_but_slowest", "check_drop", "check_positive"]
-
 
 def check_positive(scheme: Scheme, *names: str) -> None:
     """Refuse settings that are given and not finite and above 0."""

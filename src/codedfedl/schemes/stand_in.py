@@ -35,14 +35,6 @@ from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.parity import ParityRows
 from codedfedl.planning.plan import Plan
 
-__all__ = [
-    "LARGEST_CHANCE",
-    "Known",
-    "StandIns",
-    "check_stand_in",
-    "encoded_chances",
-]
-
 LARGEST_CHANCE = 0.95
 """No client is encoded as surer to answer: points that weigh 0 in parity could not be restored."""
 

@@ -17,8 +17,6 @@ from codedfedl.core.waiting import Everyone
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 
-__all__ = ["TiFL"]
-
 
 @dataclass(frozen=True, eq=False)
 class TieredState(State):

@@ -10,10 +10,10 @@ from codedfedl.core.disclosure import only_private
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset, mini_batches
 from codedfedl.errors import InputError
-from codedfedl.fleet.built_in import BUILT_IN, built_in_devices, check_fleet_name
-from codedfedl.fleet.delays import DelayModel, DelayParameters
+from codedfedl.fleet.built_in import BUILT_IN, built_in_devices, check_fleet_name, own_delays
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Devices, Fleet, read_clients
-from codedfedl.fleet.measured import MeasuredDelays, is_measured, read_measured
+from codedfedl.fleet.measured import is_measured, read_measured
 from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map, typical_sigma
 from codedfedl.learning.learner import Learner
 from codedfedl.runs.config import Experiment
@@ -26,7 +26,7 @@ from codedfedl.simulation.engine import Contender
 
 SETTINGS_AT_ONCE = 16  # Each may keep Gram matrices.
 
-Clients = Devices | DelayParameters | MeasuredDelays
+Clients = Devices | DelayModel
 """What a fleet file says of its clients; their points come from the data."""
 
 
@@ -124,6 +124,8 @@ def _fleets(settings: Sequence[Cell]) -> dict[str, Clients]:
 
 
 def _read(name: str) -> Clients:
+    if (delays := own_delays(name)) is not None:
+        return delays
     check_fleet_name(name)
     if not is_measured(name):
         return read_clients(name)
@@ -188,14 +190,13 @@ def _planned_and_actual(
         clients: Clients = built_in_devices(config.name, config.clients, **ladders, seed=unit.seed)
     else:
         clients = unit.fleets[config.name]
-    if isinstance(clients, MeasuredDelays):
-        measured = clients.slowed(slowdown(clients.mean(task.points[0]), config))
-        return (measured if config.foreseen else clients), measured
-    if isinstance(clients, Devices):
-        clients = clients.parameters(task.workload)
-    fleet = Fleet.of(clients, task.points[0])
-    actual = fleet.slowed(slowdown(fleet.mean(fleet.points), config))
-    return (actual if config.foreseen else fleet), actual
+    delays = clients.parameters(task.workload) if isinstance(clients, Devices) else clients
+    if delays.parameters is not None:
+        delays = Fleet.of(delays.parameters, task.points[0])
+    if config.slower == 1:
+        return delays, delays
+    actual = delays.slowed(slowdown(delays.mean(task.points[0]), config))
+    return (actual if config.foreseen else delays), actual
 
 
 def slowdown(seconds: FloatArray, config: FleetConfig) -> FloatArray:

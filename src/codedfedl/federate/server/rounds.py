@@ -7,7 +7,7 @@ hold the others up.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -240,7 +240,7 @@ class Federation:
                 about = float(np.asarray(work.represents)[client])
             self.bounds.check_gradient(arrays["gradient"], model, about)
         elif isinstance(work, Parity | BlockParity):
-            part = cast("Parity | BlockParity", work.for_client(client))
+            part = work.for_client(client)
             weights = squared_weights(part, self.task.points[:, client])
             self.bounds.check_parity(arrays, weights, self.asking.config.tolerance)
         return Reply(client, pending.round, points, arrays, pending.model)
