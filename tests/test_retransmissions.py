@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from codedfedl.arrays import FloatArray
 from codedfedl.fleet.transmissions import (
     NEGLIGIBLE,
-    Links,
+    SymmetricLinks,
     arrived_by,
     late_mass,
     late_mass_derivatives,
@@ -35,7 +35,7 @@ def test_closed_sums_equal_their_terms(
     tau, alpha, compute = 10**log_tau, 10**log_alpha, 10**log_compute
     t = compute + last * tau + beyond * tau
     expected = truncated_sums(t, last, compute, alpha, tau, p)
-    links = Links(*(one(value) for value in (alpha, tau, p, last)))
+    links = SymmetricLinks(*(one(value) for value in (alpha, tau, p, last)))
     arguments = links, one(t), one(last), one(1 / compute)
     # exp(x) inherits the rounding of x, whose terms are of the order of α·t/compute
     rounding = 1e-9 + 4e-16 * alpha * t / compute

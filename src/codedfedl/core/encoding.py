@@ -50,7 +50,7 @@ class Gram(Work):
         return {"hessian": (q, q), "moment": shape}
 
 
-class Mixed(Work):
+class CodedWork(Work):
     """Points mixed by a code, sent once."""
 
     discloses: ClassVar[Disclosure | None] = Disclosure.MIXED
@@ -65,7 +65,7 @@ class Mixed(Work):
 
 
 @dataclass(frozen=True, eq=False)
-class Parity(Mixed):
+class Parity(CodedWork):
     """Parity of every mini-batch, weighted for a plan, to be added up over clients (section 3.2).
 
     Parameters
@@ -115,7 +115,7 @@ class Parity(Mixed):
 
 
 @dataclass(frozen=True)
-class BlockParity(OnEmbedded, Mixed):
+class BlockParity(OnEmbedded, CodedWork):
     """A client's own parity, unweighted, over the points embedded by the time it must send.
 
     A client with k of its ℓ points embedded sends ⌊k/⌈mixing/s⌉⌋ rows, where every point enters s

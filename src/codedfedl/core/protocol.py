@@ -219,6 +219,8 @@ class Info:
         Whether it needs the loss of a linear model, such as for parity: others are refused.
     waits
         Where it waits for answers without a deadline: what it waits for, in the words of an error.
+    only_simulated
+        Why no federation can run it, in the words of an error; empty if one can.
     """
 
     name: str
@@ -233,6 +235,7 @@ class Info:
     baseline: str = ""
     quadratic: bool = False
     waits: str = ""
+    only_simulated: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,10 +292,11 @@ class Scheme(ABC):
         limits
             Of a real federation, which limits every wait: refused if they do not suffice.
         """
-        availability = getattr(fleet, "availability", None)
-        if self.info.waits and availability is not None and (availability < 1).any():
-            waiting = f"{self.info.name} {self.info.waits}"
-            raise InputError(f"{waiting}, and some clients' availability is below 1")
+        name, waits, reason = self.info.name, self.info.waits, self.info.only_simulated
+        if reason and limits is not None:
+            raise InputError(f"{name} {reason}: simulate it")
+        if waits and fleet is not None and (fleet.availability < 1).any():
+            raise InputError(f"{name} {waits}, and some clients' availability is below 1")
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None

@@ -178,11 +178,6 @@ def _points(
                     f"points are given for {name}, which was never measured: remove it"
                 )
         points = [said[str(name)] for name in names]
-    if np.ndim(points) and np.shape(points) != names.shape:
-        raise InputError(
-            f"points has shape {np.shape(points)} where there are {len(names)} clients: give one "
-            "number per client"
-        )
     return checked_points(points, names)
 
 

@@ -22,7 +22,7 @@ from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.fleet.transmissions import (
     LARGEST_ALPHA,
     NEGLIGIBLE,
-    Links,
+    SymmetricLinks,
     answered_by,
     langevin,
     transmissions_within,
@@ -70,7 +70,7 @@ class _Link(NamedTuple):
 
 def symmetric_cdf(fleet: "DelayParameters", time: FloatArray, compute: FloatArray) -> FloatArray:
     """Sum the Theorem's terms over ν, for a link that is the same both ways."""
-    links = Links(**Links.columns(fleet))
+    links = SymmetricLinks(**SymmetricLinks.columns(fleet))
     return answered_by(links, time, np.maximum(compute, _INSTANT_SECONDS))[0]
 
 

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,13 +97,11 @@ def traced_devices(
         columns["client"] = np.array(known.client)[drawn]
         columns["mac_rate"] = mac_rate * median / known.sample_seconds[drawn]
         columns["bit_rate"] = columns["bit_rate_up"] = known.bit_rate[drawn]
-    if files.down is not None or files.up is not None:
-        for key, path, other, step in (
-            ("bit_rate", files.down, files.up, _DOWN),
-            ("bit_rate_up", files.up, files.down, _UP),
-        ):
-            trace = read_packet_trace(path or other or "")
-            columns[key] = trace.transfer_rates(8 * transfer, clients, stream(seed, "fleet", step))
+    down, up = files.down or files.up, files.up or files.down
+    for key, path, step in (("bit_rate", down, _DOWN), ("bit_rate_up", up, _UP)):
+        if path is not None:
+            luck = stream(seed, "fleet", step)
+            columns[key] = read_packet_trace(path).transfer_rates(8 * transfer, clients, luck)
     if files.availability is not None:
         shares = read_availabilities(files.availability)
         luck = stream(seed, "fleet", _AVAILABILITY)
@@ -118,8 +116,7 @@ def _drawn(known: int, clients: int, path: Path, seed: int) -> IntArray:
     return stream(seed, "fleet", _CAPACITY).permutation(known)[:clients]
 
 
-@dataclass(frozen=True, eq=False)
-class Capacities:
+class Capacities(NamedTuple):
     """The devices of a capacity trace; all arrays have shape (devices,).
 
     Attributes
@@ -186,20 +183,22 @@ def _entries(path: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _positive(path: str | Path, name: str, entry: Mapping[str, Any], key: str) -> float:
     value: Any = entry.get(key)
     if not _is_number(value) or not value > 0:
-        raise InputError(
-            f"{path}: {key} of client {name} is {_shown(value)}: must be a number, finite and "
-            "above 0"
-        )
+        raise _refusal(path, name, entry, key, "a number, finite and above 0")
     return float(value)
 
 
 def _times(path: str | Path, name: str, entry: Mapping[str, Any], key: str) -> FloatArray:
     values = entry.get(key)
     if not isinstance(values, list) or not all(map(_is_number, values)):
-        raise InputError(
-            f"{path}: {key} of client {name} is {_shown(values)}: must be a list of seconds"
-        )
+        raise _refusal(path, name, entry, key, "a list of seconds")
     return np.array(values, dtype=np.float64)
+
+
+def _refusal(
+    path: str | Path, name: str, entry: Mapping[str, Any], key: str, must: str
+) -> InputError:
+    value = _shown(entry.get(key))
+    return InputError(f"{path}: {key} of client {name} is {value}: must be {must}")
 
 
 def _is_number(value: Any) -> bool:

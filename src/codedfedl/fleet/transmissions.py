@@ -30,7 +30,7 @@ _TINY = 1e-300  # stands in for p = 0 under a logarithm
 
 
 @dataclass(frozen=True)
-class Links:
+class SymmetricLinks:
     """Clients whose links are the same both ways, as the sums need them; arrays of shape (n,)."""
 
     alpha: FloatArray
@@ -87,7 +87,7 @@ def mean_transmissions(erasure: FloatArray, transmissions: FloatArray) -> FloatA
 
 
 def late_mass(
-    links: Links, time: FloatArray, transmissions: FloatArray, inverse_compute: FloatArray
+    links: SymmetricLinks, time: FloatArray, transmissions: FloatArray, inverse_compute: FloatArray
 ) -> FloatArray:
     """A(r) = Σ_ν h_ν exp(−α((t − ντ)r − 1)) over ν = 2 … ν_max: fast link, slow processor.
 
@@ -108,7 +108,7 @@ def late_mass(
 
 
 def answered_by(
-    links: Links, time: FloatArray, compute: FloatArray
+    links: SymmetricLinks, time: FloatArray, compute: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return P(T ≤ t) of a client that takes part, and the A(r) in it.
 
@@ -125,7 +125,7 @@ def answered_by(
 
 
 def late_mass_derivatives(
-    links: Links, time: FloatArray, transmissions: FloatArray, inverse_compute: FloatArray
+    links: SymmetricLinks, time: FloatArray, transmissions: FloatArray, inverse_compute: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return A(r), A'(r) and A''(r), with the parameters of `late_mass`."""
     scale, log_ratio, terms, whole_decay, single_decay = _geometric(
@@ -151,7 +151,7 @@ def late_mass_derivatives(
 
 
 def _geometric(
-    links: Links, time: FloatArray, transmissions: FloatArray, inverse_compute: FloatArray
+    links: SymmetricLinks, time: FloatArray, transmissions: FloatArray, inverse_compute: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
     """Sum A's terms without their factor ν − 1: (1−p)² Σ_{j<K} exp(… + j·s).
 

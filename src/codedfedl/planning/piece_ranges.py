@@ -15,7 +15,7 @@ import numpy.typing as npt
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.fleet.delays import DelayParameters
 from codedfedl.fleet.transmissions import (
-    Links,
+    SymmetricLinks,
     arrived_by,
     late_mass_derivatives,
     mean_transmissions,
@@ -75,7 +75,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class SymmetricClients(Links):
+class SymmetricClients(SymmetricLinks):
     """Clients whose links are the same both ways. Every array has shape (n,)."""
 
     points: FloatArray
@@ -88,7 +88,7 @@ class SymmetricClients(Links):
     @classmethod
     def of(cls, fleet: DelayParameters, points: FloatArray) -> Self:
         """Compute once what does not depend on t."""
-        columns = Links.columns(fleet) | {"points": points, "cap": points / fleet.rate}
+        columns = SymmetricLinks.columns(fleet) | {"points": points, "cap": points / fleet.rate}
         kept = {name: getattr(fleet, name) for name in ("rate", "overhead", "availability")}
         return cls(**columns, **kept, peak=peak_share(columns["alpha"]))
 

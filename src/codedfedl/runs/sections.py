@@ -54,6 +54,8 @@ class DataConfig(Section):
 class FleetConfig(Section):
     """``paper`` or ``phones`` with some clients, or a file: a fleet, devices, or measured delays.
 
+    Or a `DelayModel` of a user's own, as ``module:model``.
+
     The slowest `slower_share` of the clients take `slower` times as long as the plans assume, on
     their processors and links, in the set-up and in rounds; measured delays are scaled as a whole.
     With `foreseen`, the plans know it: what a run with wrong delays is to be compared with.

@@ -9,12 +9,10 @@ from typing import ClassVar
 from codedfedl.arrays import IntArray
 from codedfedl.core.client import Gram
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import Ask, Info, Limits, State, Task
+from codedfedl.core.protocol import Ask, Info, State, Task
 from codedfedl.core.waiting import Everyone
-from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
-from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.one_shot import OneShot
 
 
@@ -39,14 +37,11 @@ class Centralised(OneShot):
     """Exact ridge regression on raw points; their bits are charged, the server's algebra is not."""
 
     info: ClassVar[Info] = replace(
-        OneShot.info, name="centralised", disclosure=frozenset({Disclosure.RAW})
+        OneShot.info,
+        name="centralised",
+        disclosure=frozenset({Disclosure.RAW}),
+        only_simulated="sends raw points, which no node does",
     )
-
-    def check(self, fleet: DelayModel | None = None, limits: Limits | None = None) -> None:
-        """Refuse a federation: no node sends its raw points."""
-        if limits is not None:
-            raise InputError("centralised sends raw points, which no node does: simulate it")
-        super().check(fleet)
 
     def ask(self, state: State) -> Ask | None:
         """Ask once."""

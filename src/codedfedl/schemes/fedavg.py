@@ -9,9 +9,8 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, State, Task
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.core.work import Work
-from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.schemes.settings import check_positive
+from codedfedl.schemes.settings import check_at_least_1, check_positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,15 +51,13 @@ class FedAvg(Scheme):
     )
 
     def __post_init__(self) -> None:
-        name = self.info.name
-        if self.local_steps < 1:
-            raise InputError(f"{name}.local_steps is {self.local_steps}: must be at least 1")
+        check_at_least_1(self, "local_steps")
         check_positive(self, "deadline", "step")
 
     def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse fleets for which waiting would never end."""
         if self.deadline is None:
-            super().check(fleet)
+            super().check(fleet, limits)
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None

@@ -12,9 +12,9 @@ import numpy as np
 
 from codedfedl.core.protocol import EACH, Ask, Inbox, Info
 from codedfedl.core.waiting import Next
-from codedfedl.errors import InputError
 from codedfedl.learning.optimisers import step
 from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState
+from codedfedl.schemes.settings import check_at_least_1
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ class FedBuff(EmbeddedLoads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.buffer < 1:
-            raise InputError(f"fedbuff.buffer is {self.buffer}: must be at least 1")
+        check_at_least_1(self, "buffer")
 
     def ask_round(self, state: EmbeddedState) -> Ask:
         """Ask the idle clients; continue with the next answers, whichever model they are for."""

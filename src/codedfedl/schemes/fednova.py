@@ -4,7 +4,7 @@ Wang et al., NeurIPS 2020. The mean of local models favours clients that took mo
 mean *direction of a step* is taken, as often as clients stepped on average.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,11 +18,11 @@ from codedfedl.fleet.delays import DelayModel
 from codedfedl.schemes.fedavg import AveragedState, FedAvg
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class NovaState(AveragedState):
     """How many local steps each client takes on every mini-batch, shape (batches, n)."""
 
-    steps: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    steps: IntArray
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.optimisers import optimiser
+from codedfedl.schemes.settings import check_at_least_1
 
 
 @dataclass(frozen=True)
@@ -126,21 +127,12 @@ class GradientCoding(Scheme):
         solves=True,
         quadratic=True,
         waits="waits for all shares",
+        only_simulated="needs clients that share data with one another, which no node does",
     )
 
     def __post_init__(self) -> None:
-        if self.stragglers < 1:
-            raise InputError(f"gradient-coding.stragglers is {self.stragglers}: must be at least 1")
+        check_at_least_1(self, "stragglers")
         optimiser(self.info.name, self.optimiser, same_points=True)
-
-    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
-        """Refuse a federation: nodes do not talk to one another."""
-        if limits is not None:
-            raise InputError(
-                "gradient-coding needs clients that share data with one another, which no node "
-                "does: simulate it"
-            )
-        super().check(fleet)
 
     def groups(self, clients: int) -> IntArray:
         """Return every client's group, of s + 1 or a few more."""

@@ -18,6 +18,14 @@ def check_positive(scheme: Scheme, *names: str) -> None:
             raise InputError(f"{scheme.info.name}.{name} is {value:g}: must be finite and above 0")
 
 
+def check_at_least_1(scheme: Scheme, *names: str) -> None:
+    """Refuse settings below 1."""
+    for name in names:
+        if getattr(scheme, name) < 1:
+            value = getattr(scheme, name)
+            raise InputError(f"{scheme.info.name}.{name} is {value}: must be at least 1")
+
+
 def check_drop(scheme: str, drop: float) -> None:
     """Refuse a share that is none, or that leaves nobody."""
     if not 0 <= drop < 1:

@@ -4,7 +4,7 @@ Chai et al., HPDC 2020, with the uniform policy. A round lasts as long as its ow
 client, so a slow client slows down the rounds of its tier alone.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -14,11 +14,11 @@ from codedfedl.core.client import Gradient
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, State, Task
 from codedfedl.core.waiting import Everyone
-from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
+from codedfedl.schemes.settings import check_at_least_1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TieredState(State):
     """Tiers.
 
@@ -30,8 +30,8 @@ class TieredState(State):
         The tier of each round.
     """
 
-    tiers: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    drawn: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    tiers: IntArray
+    drawn: IntArray
 
     @property
     def checkpointed(self) -> bool:
@@ -56,8 +56,7 @@ class TiFL(Scheme):
     )
 
     def __post_init__(self) -> None:
-        if self.tiers < 1:
-            raise InputError(f"tifl.tiers is {self.tiers}: must be at least 1")
+        check_at_least_1(self, "tiers")
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
