@@ -325,6 +325,12 @@ class TestFewPoints:
         model = np.zeros((FEATURES, POINTS), dtype=np.float32)
         with attack() as server:
             server.ask("probe", replace(JOB, scaling=plain | changed), load=1, model=model)
+            server.work(Counts(), POINTS, replace(JOB, scaling=plain | changed))
+
+    def test_a_seed_is_one_that_features_are_drawn_with(self) -> None:
+        for seed in (-1, 2**32):
+            with attack() as server, refused(r"job\.seed is"):
+                server.ask("hello", asdict(JOB) | {"seed": seed})
 
     def test_an_encoder_that_fails_tells_the_server_nothing(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -400,11 +400,32 @@ class TestNode:
             ({"contract": known | {"releases": [release | {"sigma": 1e-3}]}}, "the cap is 10"),
             ({"contract": known | {"releases": [release | {"what": "moments"}]}}, "is moments"),
             ({"contract": {"federation": 3}}, "not a contract"),
+            ({"longest": -1e5}, "longest is '-100000.0': must be one of inf"),
+            ({"longest": 1.0}, "longest is '1.0': must be one of inf"),
+            ({"direction": [0.125] * 100}, "must be a list of 64"),
+            ({"direction": [[0.125]] * 64}, "must be a finite number"),
+            ({"model": np.zeros((64, 64, 10), np.float32)}, "must be float32 of shape (64, 10)"),
+            ({"model": np.zeros((64, 10))}, "must be float32 of shape (64, 10)"),
         ):
             with pytest.raises(InputError, match=re.escape(message)):
                 desk.ask(**change)
         assert not (desk.grid.vault_folder(0) / "sent").exists()
         assert not (desk.grid.vault_folder(0) / "ledger.json").exists()
+
+    def test_it_is_charged_before_there_is_an_answer(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Killed while it computes, it has paid: a server cannot ask again for nothing."""
+        desk = Desk(tmp_path)
+
+        def killed(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ClippedGradient, "part", killed)
+        with pytest.raises(KeyboardInterrupt):
+            desk.ask()
+        (entry,) = desk.grid.vault(0).ledger.data_sets()["data"]
+        assert entry.sums == (0,)
 
     def test_a_node_with_a_helper_answers_in_sums_alone(self, tmp_path: Path) -> None:
         desk = Desk(tmp_path)

@@ -25,7 +25,7 @@ from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import durable, make_folder, replacing
 from codedfedl.learning.features import FeatureMap
 
-__all__ = ["RECORDS", "Cache", "clear_old"]
+__all__ = ["RECORDS", "Cache", "clear_old", "scaled_targets"]
 
 _log = logging.getLogger(__name__)
 
@@ -112,8 +112,7 @@ class Cache:
             rows = slice(embedded, min(embedded + rows_at_once, wanted))
             with np.errstate(over="ignore"):  # beyond any float: cut off with all that are large
                 inputs = _bounded(scaling.inputs(shard.inputs[order[rows]]), scaling.low)
-                labels = shard.targets(order[rows], columns)
-                targets[rows] = _bounded(scaling.targets(labels), scaling.offset)
+            targets[rows] = scaled_targets(shard, order[rows], columns, scaling)
             rows_of_features[rows] = self._transformed(features, inputs)
             if finite and not all((np.abs(array[rows]) <= MAX_NUMBER).all() for array in arrays):
                 raise InputError(
@@ -201,6 +200,14 @@ class Cache:
         for path, size in zip(paths, (features.size(width), columns), strict=True):
             np.lib.format.open_memmap(path, "w+", np.float32, (points, size)).flush()
             _reserve(path)
+
+
+def scaled_targets(
+    shard: Shard, rows: npt.NDArray[np.int64], columns: int, scaling: Scaling
+) -> npt.NDArray[np.float32]:
+    """Return what the model is fitted to, in the scale of a job."""
+    with np.errstate(over="ignore"):
+        return _bounded(scaling.targets(shard.targets(rows, columns)), scaling.offset)
 
 
 def _bounded(values: npt.NDArray[Any], scale: Sequence[float]) -> npt.NDArray[Any]:

@@ -31,7 +31,7 @@ from codedfedl.data.partitions import processing_order
 from codedfedl.data.shards import Scaling, Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
-from codedfedl.federate.node.cache import RECORDS, Cache, clear_old
+from codedfedl.federate.node.cache import RECORDS, Cache, clear_old, scaled_targets
 from codedfedl.federate.node.limits import DataLimits, Embedding, digest_of
 from codedfedl.federate.node.schema import (
     Sizes,
@@ -358,7 +358,7 @@ class _Desk:
         shard, sizes = self.node.load(), self.sizes
         order, scaling = self.limits.pin(self.job), Scaling(**self.job.scaling)
         rows = processing_order(len(shard.inputs), order)[: sizes.points]
-        targets = scaling.targets(shard.targets(rows, sizes.columns))
+        targets = scaled_targets(shard, rows, sizes.columns, scaling)
         nothing = np.zeros((sizes.points, 1), dtype=np.float32)
         return Embedding(nothing, targets, sizes.points, sizes.batches, is_raw=False)
 

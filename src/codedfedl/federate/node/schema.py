@@ -146,7 +146,7 @@ _JOB: Rules = {
     "kind": one_of(*FEATURE_KINDS),
     "n_components": whole(1, MAX_FEATURES),
     "sigma": real(1e-9, 1e9),
-    "seed": whole(0, 2**63),
+    "seed": whole(0, 2**32 - 1),
     "batches": whole(1),
     "points": whole(),
     "columns": whole(0, MAX_COLUMNS),
