@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any, ClassVar
 
 import numpy as np
@@ -495,6 +496,33 @@ class TestHelper:
             with pytest.raises(InputError, match="start a new round"):
                 self.sum(tmp_path, **change)
 
+    def test_two_lists_at_the_same_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An engine may start a process for each question: two once got a sum each."""
+        self.agree(tmp_path)
+        results: list[Any] = []
+
+        def other() -> None:
+            try:
+                results.append(self.sum(tmp_path, arrived=["ada", "cyd"]))
+            except InputError as error:
+                results.append(error)
+
+        thread = Thread(target=other)
+
+        def slow(*asked: Any) -> Any:
+            if not thread.ident:
+                thread.start()
+                thread.join(0.5)
+            return mask(*asked)
+
+        monkeypatch.setattr("codedfedl.privacy.helper.mask", slow)
+        self.sum(tmp_path)
+        thread.join()
+        assert isinstance(results[0], InputError)
+        assert "another list" in str(results[0])
+
     def test_what_it_refuses(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no contract with this helper"):
             self.sum(tmp_path)
@@ -526,6 +554,16 @@ class TestHelper:
         ):
             with pytest.raises(InputError, match=message):
                 self.agree(tmp_path, **change)
+        known = contract_of().document()
+        for sigma in (1e300, float("inf")):
+            known["releases"][0]["sigma"] = sigma
+            with pytest.raises(InputError, match="steps of the integers"):
+                self.ask(tmp_path, "agree", contract=known, clients=self.KEYS)
+
+    @pytest.mark.parametrize("job", [None, {}, [], {"key": 3}, {"key": "../x"}, {"key": None}])
+    def test_a_federation_has_a_key(self, job: Any, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"job\.key is .*32 hexadecimal digits"):
+            HelperNode("helper", tmp_path / "home").answer("hello", {"job": job}, {})
 
     def test_with_pinned_clients_it_adds_masks_for_no_others(self, tmp_path: Path) -> None:
         pins = tmp_path / "pins"

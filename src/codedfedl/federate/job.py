@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,10 +49,6 @@ class Job:
     scaling: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, bool] = field(default_factory=dict)
     points: int = 0
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch("[0-9a-f]{32}", self.key):  # it becomes part of a path
-            raise InputError(f"the federation's key is {self.key!r}: must be 32 hexadecimal digits")
 
     def features(self, encoder: str | None = None) -> FeatureMap:
         """Return the feature map, with the encoder that the node itself names."""

@@ -199,6 +199,21 @@ def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> None:
     _lock(file, shared, wait)
 
 
+@contextmanager
+def locked(path: Path, *, private: bool = False) -> Iterator[None]:
+    """Hold the lock of a file until the context ends, and wait for it first.
+
+    Parameters
+    ----------
+    private
+        Make its folder, where there is none, for this user alone.
+    """
+    make_folder(path.parent, private=private)
+    with path.open("w") as file:
+        lock(file, wait=True)
+        yield
+
+
 if sys.platform == "win32":  # it has no shared locks, and gives up waiting after ten seconds
     import msvcrt
 

@@ -9,15 +9,15 @@ when one is added or changed, and so does what was released about them.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
 from codedfedl.errors import InputError
-from codedfedl.io.files import durable, lock, make_folder
+from codedfedl.io.files import durable, locked
 from codedfedl.privacy.accounting import Account, Release, check_budget
 from codedfedl.privacy.contract import Contract, contract_of
 
@@ -201,12 +201,8 @@ class Ledger:
         with durable(self.path) as file:
             file.write(json.dumps(document, indent=1).encode())
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        make_folder(self.path.parent)
-        with self.path.with_suffix(".lock").open("w") as file:
-            lock(file, wait=True)
-            yield
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self.path.with_suffix(".lock"))
 
 
 def _about(data: str, entries: list[LedgerEntry]) -> list[LedgerEntry]:

@@ -20,7 +20,7 @@ from typing import Any
 from codedfedl.errors import InputError
 from codedfedl.federate.job import HELPER
 from codedfedl.federate.transport import Arrival, Transport, printable
-from codedfedl.io.files import lock, make_folder, replacing
+from codedfedl.io.files import locked, replacing
 
 REGISTRY = "nodes.json"
 """The registry's name in the home of a server."""
@@ -125,9 +125,7 @@ class Registry:
     @contextmanager
     def _changing(self) -> Iterator[list[RegisteredKey]]:
         """Yield the entries, and write what became of them; two commands at once take turns."""
-        make_folder(self.path.parent)
-        with self.path.with_suffix(".lock").open("w") as file:
-            lock(file, wait=True)
+        with locked(self.path.with_suffix(".lock")):
             entries = self.entries()
             yield entries
             text = json.dumps([asdict(entry) for entry in entries], indent=1)

@@ -35,7 +35,7 @@ from codedfedl.core.work import Answer, ArrayClient, Points, Work
 from codedfedl.data.shards import Shard, moments
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
-from codedfedl.io.files import durable, lock, make_folder
+from codedfedl.io.files import durable, locked
 
 __all__ = ["DataLimits", "Embedding", "digest_of"]
 
@@ -214,9 +214,7 @@ class DataLimits:
     @contextmanager
     def _record(self) -> Iterator[dict[str, Any]]:
         """Yield what was given of the data set, by the data's fingerprint, under a lock."""
-        make_folder(self.path.parent, private=True)
-        with self.path.with_suffix(".lock").open("w") as file:
-            lock(file, wait=True)
+        with locked(self.path.with_suffix(".lock"), private=True):
             yield self._read()
 
     def _read(self) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import cache as once
 from functools import cached_property
@@ -41,7 +40,7 @@ from codedfedl.federate.node.schema import (
     checked_work,
 )
 from codedfedl.federate.transport import Answered, Arrays
-from codedfedl.io.files import lock, make_folder
+from codedfedl.io.files import locked
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import FeatureMap, fingerprint, load_encoder
@@ -120,7 +119,8 @@ class Node:
         job = checked_job(facts.get("job"), self.load().inputs.shape[1])
         asked = {name: value for name, value in facts.items() if name != "job"}
         check_question(kind, asked, arrays)
-        with self._alone():
+        # One question at a time, also where each has a process of its own.
+        with locked(self.cache / RECORDS / "node.lock", private=True):
             answer: Answered = getattr(_Desk(job, self), kind)(**asked, **arrays)
         return answer
 
@@ -134,15 +134,6 @@ class Node:
                 f"{self.name} cannot read its data: its log, which the server does not see, says "
                 "why"
             ) from None
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Answer one question at a time, also where each has a process of its own."""
-        path = self.cache / RECORDS / "node.lock"
-        make_folder(path.parent, private=True)
-        with path.open("w") as file:
-            lock(file, wait=True)
-            yield
 
     def ready(self) -> None:
         """Read the data, and try the encoder where there is one: what is wrong shows here."""

@@ -5,6 +5,7 @@ its rule is refused; so is a kind of work without rules. A custom kind of work, 
 owner has allowed by naming its module, must check its own fields.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from math import inf
@@ -23,8 +24,8 @@ from codedfedl.learning.features import FEATURE_KINDS
 __all__ = [
     "MAX_NUMBER",
     "Sizes",
-    "check_helper_question",
     "check_question",
+    "checked_helper_question",
     "checked_job",
     "checked_model",
     "checked_work",
@@ -35,6 +36,9 @@ MAX_COUNT = 2**40
 
 MAX_FEATURES, MAX_COLUMNS, MAX_ROWS, MAX_STEPS = 10**6, 10**5, 10**6, 10**4
 """The most features, label columns, parity rows and local steps that a node works with."""
+
+MAX_SUMMED = 10**8
+"""The most numbers that a helper answers for at once."""
 
 MAX_NUMBER = 1e9
 """The largest number of a model and of points that a sum is computed from: no float32 on the way is
@@ -136,13 +140,23 @@ def _check_fields(name: str, value: Mapping[str, Any], rules: Rules) -> None:
         rule(f"{name}.{field}", value[field])
 
 
+def _text(name: str, value: Any) -> None:
+    if type(value) is not str:
+        _refuse(name, value, "a text")
+
+
+def _key(name: str, value: Any) -> None:
+    if type(value) is not str or not re.fullmatch("[0-9a-f]{32}", value):  # part of a path
+        _refuse(name, value, "32 hexadecimal digits")
+
+
 def _anything(name: str, value: Any) -> None:
     """Leave a field to whoever reads it."""
 
 
 _SIDE = optional(whole(1, 10**6))
 _JOB: Rules = {
-    "key": _anything,  # by `Job` itself
+    "key": _key,
     "kind": one_of(*FEATURE_KINDS),
     "n_components": whole(1, MAX_FEATURES),
     "sigma": real(1e-9, 1e9),
@@ -178,8 +192,15 @@ def checked_job(document: Any, inputs: int) -> Job:
     return Job(**document)
 
 
-def check_helper_question(kind: str, facts: Mapping[str, Any]) -> None:
-    """Refuse a question to a helper with other fields than its own, or numbers out of range."""
+def checked_helper_question(kind: str, facts: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the federation's key and the fields of a question to a helper.
+
+    Other fields than its own, and numbers out of range, are refused.
+    """
+    asked = dict(facts)
+    job = asked.pop("job", None)
+    key = job.get("key") if isinstance(job, Mapping) else None
+    _key("job.key", key)
     questions: dict[str, Rules] = {
         "hello": {},
         "goodbye": {},
@@ -189,15 +210,11 @@ def check_helper_question(kind: str, facts: Mapping[str, Any]) -> None:
             "attempt": whole(-1),
             "ask": _text,
             "arrived": _texts,
-            "numbers": whole(1),
+            "numbers": whole(1, MAX_SUMMED),
         },
     }
-    _check_fields(kind, facts, questions[kind])
-
-
-def _text(name: str, value: Any) -> None:
-    if type(value) is not str:
-        _refuse(name, value, "a text")
+    _check_fields(kind, asked, questions[kind])
+    return str(key), asked
 
 
 def _texts(name: str, value: Any) -> None:

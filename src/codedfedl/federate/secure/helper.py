@@ -11,11 +11,11 @@ from typing import Any
 
 from codedfedl import __version__
 from codedfedl.errors import InputError
-from codedfedl.federate.job import HELPER, Job
+from codedfedl.federate.job import HELPER
 from codedfedl.federate.node.node import NAME
-from codedfedl.federate.node.schema import check_helper_question
+from codedfedl.federate.node.schema import checked_helper_question
 from codedfedl.federate.transport import Answered, Arrays, Arrival, Say, Transport
-from codedfedl.io.files import Files
+from codedfedl.io.files import Files, locked
 from codedfedl.io.names import nearest
 from codedfedl.privacy.contract import Contract, contract_of, digest_of_keys
 from codedfedl.privacy.helper import Helper
@@ -26,8 +26,6 @@ __all__ = ["QUESTIONS", "HelperLink", "HelperNode"]
 
 QUESTIONS = ("hello", "agree", "sum", "goodbye")
 """All that a server may ask of a helper."""
-
-_MOST_NUMBERS = 10**8
 
 
 class HelperNode:
@@ -55,9 +53,10 @@ class HelperNode:
             raise InputError(
                 f"the question {kind!r} is not for a helper: {nearest(kind, QUESTIONS)}"
             )
-        asked = {name: value for name, value in facts.items() if name != "job"}
-        check_helper_question(kind, asked)
-        answer: Answered = getattr(self, f"_{kind}")(Job(**facts["job"]).key, **asked)
+        federation, asked = checked_helper_question(kind, facts)
+        # One question at a time, also where each has a process of its own.
+        with locked(self.home / "helper.lock"):
+            answer: Answered = getattr(self, f"_{kind}")(federation, **asked)
         return answer
 
     def _hello(self, federation: str) -> Answered:
@@ -105,8 +104,6 @@ class HelperNode:
             raise InputError(f"federation {federation} has no contract with this helper")
         document, clients = json.loads(kept["contract"])
         contract = contract_of(document)
-        if not 1 <= numbers <= _MOST_NUMBERS:
-            raise InputError(f"numbers is {numbers}: must lie between 1 and {_MOST_NUMBERS:,}")
         binding = Binding(contract.label, number, attempt, ask)
         noise = {number: contract.noise_of(number)}
         helper = self._summing(contract, clients, noise)
