@@ -158,6 +158,19 @@ def round_columns(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
+def totals(records: Sequence[Record]) -> dict[str, Any]:
+    """Return how many clients and rounds there were, and the hours on both clocks."""
+    rounds = [record for record in records if not record.is_setup]
+    training = sum(record.seconds for record in rounds)
+    total = sum(record.seconds for record in records)
+    return {
+        "clients": len(records[-1].loads),
+        "rounds": len(rounds),
+        "training_hours": training / 3600,
+        "total_hours": total / 3600,
+    }
+
+
 def timeline_columns(records: Sequence[Record], clients: npt.NDArray[Any]) -> dict[str, Any]:
     """Return when each client's answer came in the first rounds, a row per client and round."""
     shown = [record for record in records if not record.is_setup][:SHOWN_ROUNDS]

@@ -129,7 +129,7 @@ class MemoryTransport:
             respond = self.responds[question.node]
             facts, arrays = respond(question.kind, question.facts, question.arrays)
         except InputError as error:
-            return Arrival(number, client, "problem", when, reason=printable(error))
+            facts, arrays = {"problem": error}, {}
         if "problem" in facts:
             return Arrival(number, client, "problem", when, reason=printable(facts["problem"]))
         size = sum(array.nbytes for array in arrays.values())

@@ -24,8 +24,6 @@ from codedfedl.core.record import (
 )
 from codedfedl.fitting.drift import Timings
 
-__all__ = ["ANSWERS", "Exchange", "record_in"]
-
 ANSWERS = ("sum/", "reply", "total")
 """How the names of arrays begin that a record does without."""
 

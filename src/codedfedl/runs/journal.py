@@ -40,8 +40,6 @@ from codedfedl.io.files import (
 from codedfedl.runs.exchange import ANSWERS, Exchange, record_in
 from codedfedl.runs.stored_answers import StoredAnswers
 
-__all__ = ["Journal", "Members"]
-
 Kept = TypeVar("Kept")
 
 

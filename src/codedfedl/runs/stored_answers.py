@@ -14,8 +14,6 @@ from codedfedl.core.record import SETUP
 from codedfedl.io.files import HashedFile, digest, durable, make_folder, write_durably
 from codedfedl.learning.parity import ParityRows
 
-__all__ = ["StoredAnswers"]
-
 
 class StoredAnswers:
     """A folder with one folder for each client: its arrays, and their hashes."""

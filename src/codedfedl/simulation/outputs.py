@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from codedfedl.core.columns import totals
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.record import Record, metric_name, unpacked
 from codedfedl.data import Dataset
@@ -175,8 +176,6 @@ def _classes(dataset: Dataset) -> Any:
 def _card(trained: Finished, temperature: float | None) -> dict[str, Any]:
     """Return what people want to know of a model; versions and date are added to it."""
     cell, dataset, records = trained.cell, trained.unit.dataset, trained.records
-    setup = sum(record.seconds for record in records if record.is_setup)
-    total = sum(record.seconds for record in records)
     metric = metric_name(dataset.is_classification)
     calibrated = f"{min(CALIBRATION_POINTS, len(dataset.inputs)):,} of the training points"
     return {
@@ -189,10 +188,7 @@ def _card(trained: Finished, temperature: float | None) -> dict[str, Any]:
         "seed": trained.unit.seed,
         "features": map_settings(trained.unit.features),
         "fleet": cell.experiment.fleet.name,
-        "clients": len(records[-1].loads),
-        "rounds": sum(not record.is_setup for record in records),
-        "training_hours": (total - setup) / 3600,
-        "total_hours": total / 3600,
+        **totals(records),
         "simulated": True,
         "metric": metric,
         "test_metric": float(records[-1].metric),

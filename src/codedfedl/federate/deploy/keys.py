@@ -248,16 +248,10 @@ def _certificate(
 
 def _usage(*, authority: bool) -> x509.KeyUsage:
     """Return what a key may be used for: signatures, and the authority's for certificates."""
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    none = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
     return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
+        digital_signature=True, key_cert_sign=authority, crl_sign=authority, **none
     )
 
 

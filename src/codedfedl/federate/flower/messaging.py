@@ -177,13 +177,11 @@ class _Watch:
     def _ask_more(self) -> None:
         queue, self.queue, now = self.queue, [], time.monotonic()
         for question in queue:
-            if question.not_before <= now and (question.tries or self._takes_slot()):
+            is_due = question.not_before <= now
+            if is_due and (question.tries or (self._slots and self._slots.acquire(blocking=False))):
                 self.asked([question])
             else:
                 self.queue.append(question)
-
-    def _takes_slot(self) -> bool:
-        return self._slots is not None and self._slots.acquire(blocking=False)
 
     def _look(self) -> None:
         sizes = {identity: question.largest for identity, question in self._waiting.items()}

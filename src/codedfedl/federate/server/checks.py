@@ -129,6 +129,11 @@ def norm(array: npt.NDArray[Any]) -> float:
     return float(np.sqrt(squares))
 
 
+def low_median(values: Sequence[float]) -> float:
+    """Return the lower of the two middle values: one of two clients cannot raise it."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
 def _check_parts(arrays: Arrays, expected: set[str]) -> None:
     if set(arrays) != expected:
         named = ", ".join(sorted(arrays)[:5]) or "nothing"

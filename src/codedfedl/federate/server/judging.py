@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
+from codedfedl.federate.server.checks import low_median
 from codedfedl.federate.server.evidence import Measured
 
 _SINGLE, _LASTING = 1.45, 1.35  # medians that an answer, and the running mean, may always lie off
@@ -134,7 +135,7 @@ class Judge:
         """Return the usual error for as many points as each client has; note the misfits."""
         points = {j: float(max(self.held[j], 1)) for j in errors}
         medians = {
-            power: _low_median([error / points[j] ** power for j, error in errors.items()])
+            power: low_median([error / points[j] ** power for j, error in errors.items()])
             for power in (0.5, 1.0)
         }
         usual = {j: max(m * points[j] ** power for power, m in medians.items()) for j in errors}
@@ -154,7 +155,7 @@ class Judge:
         """Add the distances of a round; return the clients to refuse, and why."""
         if not distances:
             return {}
-        median = max(1.0, _low_median(list(distances.values())))
+        median = max(1.0, low_median(list(distances.values())))
         self.calmest = min(self.calmest, median)
         median = min(median, _GROWTH_OF_MEDIAN * self.calmest)
         ratios = {j: distance / median for j, distance in distances.items()}
@@ -252,11 +253,6 @@ def _slack(measured: Mapping[int, Measured], few: int) -> float:
 
 def _median_rows(measured: Mapping[int, Measured]) -> float:
     return float(np.median([answer.rows for answer in measured.values()]))
-
-
-def _low_median(values: Sequence[float]) -> float:
-    """Return the lower of the two middle values: one of two clients cannot raise it."""
-    return sorted(values)[(len(values) - 1) // 2]
 
 
 _ROUNDS = 3  # in which accuracy must be low, one after the other

@@ -22,6 +22,7 @@ from codedfedl.data.shards import Moments, Scaling, agreed_scaling
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.federate.server.asking import Asking
+from codedfedl.federate.server.checks import low_median
 from codedfedl.federate.transport import Arrival, Transport
 from codedfedl.fitting.traces import Traces, slow_minority
 from codedfedl.learning.codes import LEAST_MIXING
@@ -39,7 +40,7 @@ def unbelieved(
     """Return the nodes whose claims are not believed, and why."""
     if not greeted:
         return {}
-    columns = _median([int(facts["columns"]) for facts in greeted.values()])
+    columns = int(low_median([facts["columns"] for facts in greeted.values()]))
     widest = config.classes or max(_ALWAYS, config.heaviest * columns)
     doubted = {}
     for node, facts in greeted.items():
@@ -59,7 +60,7 @@ def counted_points(claims: Mapping[str, int], config: FederationConfig) -> list[
     """Return how many of the points that each node claims count, in their order."""
     stated = sum(points for name, points in claims.items() if name in config.points)
     others = np.array([points for name, points in claims.items() if name not in config.points])
-    most = int(config.heaviest * _median(list(claims.values())))
+    most = int(config.heaviest * low_median(list(claims.values())))
     if (minority := len(claims) // _MINORITY) and len(others):
         most = min(most, _cap(np.sort(others)[::-1], stated, minority))
     most = max(most, LEAST_MIXING)  # a node answers for no fewer
@@ -97,11 +98,6 @@ def advice_on_claims(names: Sequence[str], claims: Sequence[int], counted: Seque
         f"points that count: {each}, so that no fifth of the nodes outweighs the others; if they "
         f"have so many, say federation.points = {{ {table} }}"
     )
-
-
-def _median(claims: Sequence[int]) -> int:
-    """Return the lower median, which one of two nodes cannot raise."""
-    return sorted(claims)[(len(claims) - 1) // 2]
 
 
 def agree_on_scaling(

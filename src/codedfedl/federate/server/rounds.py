@@ -240,8 +240,7 @@ class Federation:
                 about = float(np.asarray(work.represents)[client])
             self.bounds.check_gradient(arrays["gradient"], model, about)
         elif isinstance(work, Parity | BlockParity):
-            part = work.for_client(client)
-            weights = squared_weights(part, self.task.points[:, client])
+            weights = squared_weights(work.for_client(client), self.task.points[:, client])
             self.bounds.check_parity(arrays, weights, self.asking.config.tolerance)
         return Reply(client, pending.round, points, arrays, pending.model)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from codedfedl.arrays import Array
+from codedfedl.core.columns import totals
 from codedfedl.core.disclosure import needs_helper, only_private
 from codedfedl.core.loop import Driver, drive
 from codedfedl.core.protocol import Ask, Inbox, Scheme
@@ -201,18 +202,13 @@ class Session:
         """Return what people want to know of the model; its guarantee, if there is one, too."""
         scheme, private = self.experiment.schemes[0], self.directory.privacy()
         records = self.journal.records()
-        metric = float(records[-1].metric) if records else float("nan")
-        setup = sum(record.seconds for record in records if record.is_setup)
-        total = sum(record.seconds for record in records)
+        metric = float(records[-1].metric)
         return {
             "training_points": sum(self.members.points),
             "scheme": scheme.plain_name,
             "setting": scheme.label,
             "seed": self.experiment.seeds[0],
-            "clients": len(self.members.names),
-            "rounds": sum(not record.is_setup for record in records),
-            "training_hours": (total - setup) / 3600,
-            "total_hours": total / 3600,
+            **totals(records),
             "simulated": False,
             "metric": metric_name(self.members.classes),
             "test_metric": metric if np.isfinite(metric) else None,
