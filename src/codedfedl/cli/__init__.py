@@ -12,7 +12,7 @@ from codedfedl.cli.audit import audit_command
 from codedfedl.cli.federate import federate_app
 from codedfedl.cli.fit import fit_command
 from codedfedl.cli.fleet import fleet_command
-from codedfedl.cli.options import documented
+from codedfedl.cli.options import add_commands, documented
 from codedfedl.cli.plan import plan_command
 from codedfedl.cli.predict import export_command, predict_command
 from codedfedl.cli.report import report_command
@@ -43,10 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
-for _panel, _commands in _COMMANDS.items():
-    for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_panel)(_command)
+add_commands(app, _COMMANDS)
 app.add_typer(federate_app, name="federate", rich_help_panel="Train on real clients")
 
 

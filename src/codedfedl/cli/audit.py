@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from codedfedl.cli.options import Data, ExperimentName, Json, Overrides, Trust, documented
+from codedfedl.cli.options import Data, ExperimentName, Json, Overrides, Trust
 from codedfedl.cli.output import progress, say, show
 from codedfedl.errors import InputError
 
@@ -22,7 +22,6 @@ _CAPTION = (
 )
 
 
-@documented
 def audit_command(
     audited: ExperimentName,
     *,

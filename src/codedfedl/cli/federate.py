@@ -10,7 +10,7 @@ import typer
 
 from codedfedl.cli.federate_local import local_command
 from codedfedl.cli.federate_node import helper_command, ledger_command, node_command
-from codedfedl.cli.options import Authority, Port, Serve, Track, documented
+from codedfedl.cli.options import Authority, Port, Serve, Track, add_commands
 from codedfedl.cli.output import say, wrote
 from codedfedl.errors import InputError
 
@@ -54,15 +54,6 @@ class ServerOptions:
         return Superlink(self.superlink, cache, self.authority and self.authority.resolve())
 
 
-federate_app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
-)
-_OPERATOR, _OWNER = "The server's operator", "Owners of nodes and helpers"
-federate_app.command("local", rich_help_panel="Try it")(local_command)
-
-
-@federate_app.command("keys", rich_help_panel=_OPERATOR)
-@documented
 def keys_command(
     folder: Path,
     *,
@@ -101,8 +92,6 @@ def keys_command(
     wrote(folder)
 
 
-@federate_app.command("serve", rich_help_panel=_OPERATOR)
-@documented
 def serve_command(
     *,
     keys: Path | None = None,
@@ -143,8 +132,6 @@ def serve_command(
     raise typer.Exit(serve(ServerSettings(home.resolve(), host, port, held, database), say))
 
 
-@federate_app.command("register", rich_help_panel=_OPERATOR)
-@documented
 def register_command(
     keys: list[Path],
     *,
@@ -188,8 +175,6 @@ def register_command(
             say(f"{node} is already registered")
 
 
-@federate_app.command("revoke", rich_help_panel=_OPERATOR)
-@documented
 def revoke_command(
     who: str,
     *,
@@ -208,8 +193,6 @@ def revoke_command(
     say(f"revoked {server.link().revoke(node)}")
 
 
-@federate_app.command("run", rich_help_panel=_OPERATOR)
-@documented
 def run_command(
     experiment: Path,
     *,
@@ -248,8 +231,6 @@ def run_command(
     say(f"run {number} started; follow it with {how_to_follow(out)}")
 
 
-@federate_app.command("follow", rich_help_panel=_OPERATOR)
-@documented
 def follow_command(run: Path, *, serve: Serve = None, track: Track = ()) -> None:
     """Show a run in progress, every round as it happens, until it ends.
 
@@ -266,8 +247,6 @@ def follow_command(run: Path, *, serve: Serve = None, track: Track = ()) -> None
     follow_run(run.resolve(), serve, track)
 
 
-@federate_app.command("stop", rich_help_panel=_OPERATOR)
-@documented
 def stop_command(
     run: Path | None = None,
     *,
@@ -299,7 +278,6 @@ def stop_command(
         say(f"run {number} is stopped")
 
 
-@federate_app.command("app", rich_help_panel=_OPERATOR)
 def app_command() -> None:
     """Print the folder of the Flower app, for `flwr run $(codedfedl federate app)`."""
     from codedfedl.federate.flower.programs import APP
@@ -307,8 +285,6 @@ def app_command() -> None:
     typer.echo(APP)
 
 
-@federate_app.command("key", rich_help_panel=_OWNER)
-@documented
 def key_command(name: str, *, folder: Path = Path()) -> None:
     """Make a node's key pair, on the node; only the .pub goes to the operator.
 
@@ -328,6 +304,28 @@ def key_command(name: str, *, folder: Path = Path()) -> None:
     say(f"{private} stays here; give {public} to the operator")
 
 
-federate_app.command("node", rich_help_panel=_OWNER)(node_command)
-federate_app.command("helper", rich_help_panel=_OWNER)(helper_command)
-federate_app.command("ledger", rich_help_panel=_OWNER)(ledger_command)
+federate_app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Train on real clients, on Flower."
+)
+add_commands(
+    federate_app,
+    {
+        "Try it": {"local": local_command},
+        "The server's operator": {
+            "keys": keys_command,
+            "serve": serve_command,
+            "register": register_command,
+            "revoke": revoke_command,
+            "run": run_command,
+            "follow": follow_command,
+            "stop": stop_command,
+            "app": app_command,
+        },
+        "Owners of nodes and helpers": {
+            "key": key_command,
+            "node": node_command,
+            "helper": helper_command,
+            "ledger": ledger_command,
+        },
+    },
+)

@@ -16,7 +16,6 @@ from codedfedl.cli.options import (
     Resume,
     SchemeName,
     Serve,
-    documented,
 )
 from codedfedl.cli.output import blaming, exit_on_signals, json_number, say, show, with_resume_hint
 from codedfedl.errors import InputError
@@ -143,7 +142,6 @@ class SecurityOptions:
         return local_keys(folder, clients, helper=helper) if self.tls else None
 
 
-@documented
 def local_command(
     *,
     training: TrainingOptions,

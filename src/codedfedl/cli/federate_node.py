@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.options import Json, documented
+from codedfedl.cli.options import Json
 from codedfedl.cli.output import exit_on_signals, json_number, say, show
 from codedfedl.errors import InputError
 from codedfedl.federate.node.config import Access, NodeConfig
@@ -15,7 +15,6 @@ from codedfedl.federate.node.config import Access, NodeConfig
 _HELPER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "helper"
 
 
-@documented
 def node_command(
     *,
     access: Access,
@@ -56,7 +55,6 @@ def _pair(text: str) -> tuple[str, str]:
     return key.strip(), value
 
 
-@documented
 def helper_command(
     *,
     access: Access,
@@ -97,7 +95,6 @@ def helper_command(
     raise typer.Exit(code)
 
 
-@documented
 def ledger_command(vault: Path, *, delta: float = 1e-5, as_json: Json = False) -> None:
     """Show the privacy budget that a node has spent per data set, over all federations.
 

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from codedfedl.cli.options import Json, documented
+from codedfedl.cli.options import Json
 from codedfedl.cli.output import check_outputs, progress, say, show, wrote
 
 
-@documented
 def fit_command(
     traces: Path,
     *,

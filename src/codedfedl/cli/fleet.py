@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from codedfedl.cli.options import Json, documented
+from codedfedl.cli.options import Json
 from codedfedl.cli.output import check_outputs, progress, show, wrote
 
 _QUANTITIES = ("mac_rate", "bit_rate", "bit_rate_up", "availability")
@@ -32,7 +32,6 @@ class TraceOptions:
     up: Path | None = None
 
 
-@documented
 def fleet_command(
     *,
     out: Path,

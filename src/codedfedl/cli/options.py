@@ -115,6 +115,13 @@ class RunOptions:
     track: Track = ()
 
 
+def add_commands(app: typer.Typer, panels: Mapping[str, Mapping[str, Callable[..., None]]]) -> None:
+    """Make functions the commands of an application, by their names in the panels of its help."""
+    for panel, commands in panels.items():
+        for name, command in commands.items():
+            app.command(name, rich_help_panel=panel)(documented(command))
+
+
 def documented(command: Callable[..., None]) -> Callable[..., None]:
     """Make a function a command: its docstring has the help of each of its parameters.
 

@@ -5,7 +5,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codedfedl.cli.options import Json, documented
+from codedfedl.cli.options import Json
 from codedfedl.cli.output import View, check_outputs, json_number, progress, say, show, wrote
 from codedfedl.errors import InputError
 
@@ -176,7 +176,6 @@ class OutputOptions:
     as_json: Json = False
 
 
-@documented
 def plan_command(
     fleet: str,
     *,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.options import Data, Json, Trust, documented
+from codedfedl.cli.options import Data, Json, Trust
 from codedfedl.cli.output import View, check_outputs, json_number, show, wrote
 from codedfedl.io.files import check_destination
 
@@ -27,7 +27,6 @@ EncoderName = Annotated[
 ]
 
 
-@documented
 def predict_command(
     model: Path,
     points: str,
@@ -121,7 +120,6 @@ def _views(model: "Model", predicted: "Array", score: float | None) -> list[View
     return views
 
 
-@documented
 def export_command(
     model: Path,
     *,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codedfedl.cli.options import Json, Track, documented
+from codedfedl.cli.options import Json, Track
 from codedfedl.cli.output import messages, print_json, print_views, progress, results, say, wrote
 from codedfedl.errors import InputError
 from codedfedl.io.files import FIGURE_SUFFIXES, check_destination
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from codedfedl.report.results import Outcome
 
 
-@documented
 def report_command(
     runs: list[Path],
     *,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from codedfedl.cli.options import Data, Device, Json, documented
+from codedfedl.cli.options import Data, Device, Json
 from codedfedl.cli.output import print_json, print_views, results, say, with_resume_hint
 from codedfedl.errors import InputError
 
@@ -13,7 +13,6 @@ Item = Literal[
 ]  # fmt: skip
 
 
-@documented
 def reproduce_command(
     item: Item,
     *,

@@ -12,7 +12,6 @@ from codedfedl.cli.options import (
     Resume,
     RunOptions,
     Trust,
-    documented,
     known_experiments,
 )
 from codedfedl.cli.output import results, show, wrote
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from codedfedl.report.results import Outcome
 
 
-@documented
 def simulate_command(
     experiment: Annotated[str | None, typer.Argument(autocompletion=known_experiments)] = None,
     *,
@@ -71,7 +69,6 @@ def simulate_command(
     _show(run_experiment(chosen, out, run, model), out, as_json)
 
 
-@documented
 def demo_command(
     *, out: Path = Path("demo/run"), resume: Resume = False, as_json: Json = False
 ) -> None:

@@ -12,7 +12,6 @@ from codedfedl.cli.options import (
     Overrides,
     RunOptions,
     Trust,
-    documented,
 )
 from codedfedl.cli.output import results, show, wrote
 from codedfedl.errors import InputError
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from codedfedl.runs.config import Experiment
 
 
-@documented
 def sweep_command(
     experiment: ExperimentName = "redundancy",
     *,
