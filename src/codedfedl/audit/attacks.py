@@ -8,6 +8,7 @@ sum of unknown points as Gaussian with their mean and covariance.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from scipy import linalg
@@ -189,7 +190,6 @@ class KnowsThePopulation(_Attack):
         super().__post_init__()
         self._plain, self._plain_count = np.zeros((2, len(self.records)))
         self._known_axes: dict[str, tuple[FloatArray, FloatArray, FloatArray]] = {}
-        self._known: tuple[FloatArray, FloatArray] | None = None
 
     def _observe_sum(self, message: SumMessage, added: Contributions) -> None:
         clients = self.records.client[added.which]
@@ -230,22 +230,21 @@ class KnowsThePopulation(_Attack):
         return self._known_axes[kind]
 
     def _observe_parity(self, message: ParityMessage, which: IntArray, weights: FloatArray) -> None:
-        within, means = self._population()
+        within, means = self._population
         mean = means[message.client]
         covariance = (message.weights**2).sum() * (within + np.outer(mean, mean))
         ratios = _ratios_of_parity(message, self._joined(which), weights, covariance)
         self._add(which, ratios)
 
+    @cached_property
     def _population(self) -> tuple[FloatArray, FloatArray]:
-        """Return the candidates' covariance within clients, and each client's mean."""
-        if self._known is None:
-            everybody, clients = self._joined(np.arange(len(self.records))), self.records.client
-            centres = _client_means(everybody, clients)
-            spread = everybody - centres
-            means = np.zeros((len(self.held), everybody.shape[1]))
-            means[clients] = centres
-            self._known = spread.T @ spread / len(spread), means
-        return self._known
+        """The candidates' covariance within clients, and each client's mean."""
+        everybody, clients = self._joined(np.arange(len(self.records))), self.records.client
+        centres = _client_means(everybody, clients)
+        spread = everybody - centres
+        means = np.zeros((len(self.held), everybody.shape[1]))
+        means[clients] = centres
+        return spread.T @ spread / len(spread), means
 
 
 def _client_means(values: FloatArray, clients: IntArray) -> FloatArray:

@@ -22,19 +22,6 @@ from codedfedl.cli.sweep import sweep_command
 from codedfedl.errors import InputError
 from codedfedl.io.names import printable
 
-_COMMANDS = {
-    "Start here": {"demo": demo_command},
-    "Plan a fleet": {"plan": plan_command, "fit": fit_command, "fleet": fleet_command},
-    "Simulate, on a virtual clock": {
-        "simulate": simulate_command,
-        "sweep": sweep_command,
-        "report": report_command,
-        "reproduce": reproduce_command,
-        "audit": audit_command,
-    },
-    "Use a model": {"predict": predict_command, "export": export_command},
-}
-
 app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted. Commands take --json for "
     "scripts and print no colours when piped; NO_COLOR is respected.",
@@ -43,7 +30,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-add_commands(app, _COMMANDS)
+add_commands(
+    app,
+    {
+        "Start here": {"demo": demo_command},
+        "Plan a fleet": {"plan": plan_command, "fit": fit_command, "fleet": fleet_command},
+        "Simulate, on a virtual clock": {
+            "simulate": simulate_command,
+            "sweep": sweep_command,
+            "report": report_command,
+            "reproduce": reproduce_command,
+            "audit": audit_command,
+        },
+        "Use a model": {"predict": predict_command, "export": export_command},
+    },
+)
 app.add_typer(federate_app, name="federate", rich_help_panel="Train on real clients")
 
 

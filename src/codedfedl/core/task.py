@@ -10,7 +10,7 @@ import numpy as np
 from codedfedl.arrays import Array, IntArray
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.learner import Learner, LeastSquares
-from codedfedl.learning.optimisers import GradientDescent, Optimiser, Schedule, step
+from codedfedl.learning.optimisers import Chain, Optimiser, Schedule, step
 
 
 def workload_of(learner: Learner, features: int, labels: int) -> Workload:
@@ -144,7 +144,7 @@ class Descent(State):
         The optimiser's memory between two steps.
     """
 
-    optimiser: Optimiser = field(default_factory=GradientDescent)
+    optimiser: Optimiser = field(default_factory=Chain)
     question: Array = None
     memory: Any = None
 
@@ -156,7 +156,7 @@ class Descent(State):
     @property
     def is_plain(self) -> bool:
         """Whether steps are those of plain descent."""
-        return isinstance(self.optimiser, GradientDescent)
+        return self.optimiser == Chain()
 
     @property
     def asked(self) -> Array:

@@ -12,7 +12,6 @@ from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.data.dataset import Dataset, Origin, check_finite, real_numbers, scaled
 from codedfedl.data.files import FILES, TABLES, Image, Points, read_file, read_table_points
 from codedfedl.data.idx import IDX_NAMES, load_idx
-from codedfedl.data.shards import Bounds, Sides, bounds_of
 from codedfedl.errors import InputError
 from codedfedl.io.archives import read_arrays
 from codedfedl.io.names import nearest
@@ -22,6 +21,12 @@ DATASET_NAMES = ("digits", "digits-halves", *IDX_NAMES)
 _WHITEST = 16.0  # pixel of a digit
 
 Array = npt.NDArray[Any]
+Sides = float | tuple[float, ...]
+"""A number for all input columns, or one for each."""
+
+_Bounds = tuple[FloatArray, FloatArray]
+"""The lowest and the highest value of each column that are known without looking at the data, or of
+all columns. Values beyond them are not refused: they are scaled like all others."""
 
 
 def load_dataset(
@@ -79,7 +84,7 @@ def load_dataset(
         raise InputError(
             f"data.text is {text!r}, but only a .csv, .parquet or .npz file has texts: leave it out"
         )
-    bounds = bounds_of(low, high)
+    bounds = _bounds_of(low, high)
     if bounds is not None and (name in DATASET_NAMES or text is not None):
         raise InputError(
             "data.low and data.high are for a file of numbers: leave them out for texts, and for "
@@ -116,7 +121,7 @@ def _digits(name: str, test_share: float, seed: int) -> Dataset:
 
 
 def _dataset(
-    name: str, points: Points, test_share: float, seed: int, bounds: Bounds | None = None
+    name: str, points: Points, test_share: float, seed: int, bounds: _Bounds | None = None
 ) -> Dataset:
     """Split off test points where the file has none, number classes, and scale the inputs."""
     inputs, labels = points.inputs, points.labels
@@ -186,14 +191,37 @@ def _test_rows(strata: IntArray, share: float, seed: int) -> npt.NDArray[np.bool
 
 
 def _with_scale(
-    origin: Origin, inputs: Array, bounds: Bounds | None, image: Image | None
+    origin: Origin, inputs: Array, bounds: _Bounds | None, image: Image | None
 ) -> Origin:
     """Return the origin with the scale of its inputs: by bounds, or by their own range."""
     if bounds is not None:
-        low, span = bounds.scale(inputs.shape[1])
-        return replace(origin, low=low, span=span)
+        for name, side in zip(("low", "high"), bounds, strict=True):
+            if len(side) not in (1, inputs.shape[1]):
+                raise InputError(
+                    f"data.{name} has {len(side)} values where there are {inputs.shape[1]} input "
+                    "columns: give one for each, or a single number"
+                )
+        low, high = (np.broadcast_to(side, inputs.shape[1]) for side in bounds)
+        return replace(origin, low=low.copy(), span=high - low)
     own_low, own_span = _unit_scale(inputs, image)
     return replace(origin, low=own_low, span=own_span, own_scale=own_low is not None)
+
+
+def _bounds_of(low: Sides | None, high: Sides | None) -> _Bounds | None:
+    """Return the bounds that are given, checked; None where none are."""
+    if low is None and high is None:
+        return None
+    if low is None or high is None:
+        raise InputError(f"data.low is {low} and data.high is {high}: give both")
+    lows, highs = (np.atleast_1d(side).astype(np.float64) for side in (low, high))
+    if len({len(lows), len(highs)} - {1}) > 1 or not (lows < highs).all():
+        raise InputError(
+            f"data.low is {low} and data.high is {high}: give a number each, or one for each input "
+            "column, with low below high"
+        )
+    if not np.isfinite([*lows, *highs]).all():
+        raise InputError(f"data.low is {low} and data.high is {high}: must be finite")
+    return lows, highs
 
 
 def _unit_scale(inputs: Array, image: Image | None) -> tuple[FloatArray | None, FloatArray | None]:

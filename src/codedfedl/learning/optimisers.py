@@ -74,8 +74,6 @@ class Step(NamedTuple):
 class Optimiser(ABC):
     """A rule that turns gradients into the next model."""
 
-    name: ClassVar[str]
-
     same_points: ClassVar[bool] = False
     """Whether every gradient must be over the same points, or the steps make no sense."""
 
@@ -100,31 +98,16 @@ class Optimiser(ABC):
 
 
 @dataclass(frozen=True)
-class GradientDescent(Optimiser):
-    """β − μ·g."""
-
-    name: ClassVar[str] = "gd"
-
-    def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
-        """Step down."""
-        model = asked - size * gradient
-        return Step(model, model, memory)
-
-
-@dataclass(frozen=True)
 class Chain(Optimiser):
-    """A step along a gradient that some transforms have changed, one after another."""
+    """Gradient descent, β − μ·g, with a gradient that some transforms change, one after another."""
 
     transforms: tuple[Transform, ...] = ()
 
-    name: ClassVar[str] = "chain"
-
     def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
         """Step along the direction that the last transform returns."""
+        memories = memory or (None,) * len(self.transforms)
         remembered = []
-        for transform, before in zip(
-            self.transforms, memory or (None,) * len(self.transforms), strict=True
-        ):
+        for transform, before in zip(self.transforms, memories, strict=True):
             gradient, after = transform.apply(gradient, before)
             remembered.append(after)
         model = asked - size * gradient
@@ -156,8 +139,6 @@ class Nesterov(Optimiser):
     """
 
     measures: bool = True
-
-    name: ClassVar[str] = "nesterov"
 
     def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
         """Step down from the question, then extrapolate."""
@@ -215,7 +196,6 @@ class BlockKrylov(Optimiser):
     out (deflation). All are kept, so that rounding does not spoil conjugacy.
     """
 
-    name: ClassVar[str] = "block-cg"
     same_points: ClassVar[bool] = True
     quadratic: ClassVar[bool] = True
 
@@ -283,10 +263,10 @@ def _minimised(space: _Space) -> tuple[_Space, FloatArray, float]:
 
 
 OPTIMISERS: dict[str, Optimiser] = {
-    "gd": GradientDescent(),
+    "gd": Chain(),
     "nesterov": Nesterov(),
     "block-cg": BlockKrylov(),
-    "sgd": GradientDescent(),
+    "sgd": Chain(),
     "momentum": Chain((Trace(),)),
     "adam": Chain((Adaptive(),)),
     "yogi": Chain((Adaptive(additive=True),)),
