@@ -87,11 +87,7 @@ class Audit:
     def document(self) -> dict[str, Any]:
         """Return it for JSON."""
         claimed = self.claimed if self.claimed < inf else None
-        return asdict(self) | {
-            "claimed": claimed,
-            "epsilon": self.epsilon,
-            "refuted": self.refuted,
-        }
+        return asdict(self) | {"claimed": claimed, "epsilon": self.epsilon, "refuted": self.refuted}
 
 
 def audit(

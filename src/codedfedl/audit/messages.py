@@ -144,12 +144,7 @@ def messages(
 
 
 def _of_client(
-    work: Work,
-    client: int,
-    load: int,
-    model: Array,
-    arrays: Mapping[str, Array],
-    task: Task,
+    work: Work, client: int, load: int, model: Array, arrays: Mapping[str, Array], task: Task
 ) -> Iterator[SumMessage | ParityMessage]:
     """Yield one client's answer."""
     if not arrays or isinstance(work, Counts):

@@ -112,11 +112,7 @@ def _experiment(name: str, changes: dict[str, Any], trust: bool) -> "Experiment"
 
 
 def _settings(
-    experiment: "Experiment",
-    setting: str | None,
-    seed: int | None,
-    records: int,
-    data: str | None,
+    experiment: "Experiment", setting: str | None, seed: int | None, records: int, data: str | None
 ) -> "Iterator[tuple[Problem, Contender, int]]":
     """Yield data, setting and seed of all that is audited."""
     from codedfedl.io.names import nearest

@@ -54,13 +54,7 @@ class ServerOptions:
         return Superlink(self.superlink, cache, self.authority and self.authority.resolve())
 
 
-def keys_command(
-    folder: Path,
-    *,
-    host: list[str],
-    nodes: str = "",
-    days: float = 365.0,
-) -> None:
+def keys_command(folder: Path, *, host: list[str], nodes: str = "", days: float = 365.0) -> None:
     """Make an authority, the server's certificate and, if asked, keys for nodes.
 
     Give each node ca.crt, and the server ca.crt, server.pem and server.key. Keep ca.key off both. A
@@ -133,11 +127,7 @@ def serve_command(
 
 
 def register_command(
-    keys: list[Path],
-    *,
-    name: str | None = None,
-    role: str | None = None,
-    server: ServerOptions,
+    keys: list[Path], *, name: str | None = None, role: str | None = None, server: ServerOptions
 ) -> None:
     """Admit nodes by their public keys; each name and role then belongs to its key.
 
@@ -175,11 +165,7 @@ def register_command(
             say(f"{node} is already registered")
 
 
-def revoke_command(
-    who: str,
-    *,
-    server: ServerOptions,
-) -> None:
+def revoke_command(who: str, *, server: ServerOptions) -> None:
     """Revoke a node's key: it is refused, and cannot be registered again.
 
     Parameters

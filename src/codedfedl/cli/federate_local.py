@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.options import (
-    Count,
-    Data,
-    Json,
-    Overrides,
-    Resume,
-    SchemeName,
-    Serve,
-)
+from codedfedl.cli.options import Count, Data, Json, Overrides, Resume, SchemeName, Serve
 from codedfedl.cli.output import blaming, exit_on_signals, json_number, say, show, with_resume_hint
 from codedfedl.errors import InputError
 from codedfedl.federate.node.config import NodeConfig
@@ -241,10 +233,7 @@ def _train(
     if security.keys is not None:
         Keys(security.keys).check("127.0.0.1", names)
     folder = directory.path.resolve() / LOCAL
-    with (
-        with_resume_hint(directory.path, resume),
-        directory.commanded(experiment, resume=resume),
-    ):
+    with with_resume_hint(directory.path, resume), directory.commanded(experiment, resume=resume):
         shards = write_shards(experiment, loaded, folder / "data")
         keys = security.held(folder / "keys", training.clients, helper=has_helper)
         with (

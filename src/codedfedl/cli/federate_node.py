@@ -56,11 +56,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def helper_command(
-    *,
-    access: Access,
-    name: str = "helper",
-    home: Path = _HELPER_HOME,
-    clients: Path | None = None,
+    *, access: Access, name: str = "helper", home: Path = _HELPER_HOME, clients: Path | None = None
 ) -> None:
     """Help federations to compute secure sums: send the server the sum of masks, minus noise.
 

@@ -74,9 +74,7 @@ Track = Annotated[
 ]
 Trust = Annotated[
     bool,
-    typer.Option(
-        help="Import and run the Python code that the run directory or the model names.",
-    ),
+    typer.Option(help="Import and run the Python code that the run directory or the model names."),
 ]
 Authority = Annotated[
     Path | None, typer.Option("--ca", help="The authority's ca.crt; by default plaintext.")

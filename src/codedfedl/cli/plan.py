@@ -177,12 +177,7 @@ class OutputOptions:
 
 
 def plan_command(
-    fleet: str,
-    *,
-    parity: ParityOptions,
-    work: WorkOptions,
-    seed: int = 0,
-    output: OutputOptions,
+    fleet: str, *, parity: ParityOptions, work: WorkOptions, seed: int = 0, output: OutputOptions
 ) -> None:
     """Choose how long each round waits and how much each client does.
 

@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codedfedl.cli.options import (
-    Json,
-    Overrides,
-    Resume,
-    RunOptions,
-    Trust,
-    known_experiments,
-)
+from codedfedl.cli.options import Json, Overrides, Resume, RunOptions, Trust, known_experiments
 from codedfedl.cli.output import results, show, wrote
 from codedfedl.errors import InputError
 

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codedfedl.cli.options import (
-    ExperimentName,
-    Json,
-    Overrides,
-    RunOptions,
-    Trust,
-)
+from codedfedl.cli.options import ExperimentName, Json, Overrides, RunOptions, Trust
 from codedfedl.cli.output import results, show, wrote
 from codedfedl.errors import InputError
 

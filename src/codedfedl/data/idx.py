@@ -79,10 +79,7 @@ def _flat(images: Bytes) -> npt.NDArray[np.float32]:
 
 
 def find_files(
-    name: str,
-    directory: str | Path | None,
-    mirrors: Sequence[str],
-    checksums: Mapping[str, str],
+    name: str, directory: str | Path | None, mirrors: Sequence[str], checksums: Mapping[str, str]
 ) -> list[Path]:
     """Return the paths of training images and labels, and of test images and labels.
 
