@@ -54,7 +54,7 @@ def simulate(
     resume
         Continue the run in `out`.
     trackers
-        Are told of every round, and get the report; see `codedfedl.tracking`.
+        They get every round and the report; see `codedfedl.tracking`.
     jobs
         Processes that share the seeds; a script that asks for several needs the usual
         ``if __name__ == "__main__":``.
@@ -106,7 +106,7 @@ def tracked(
     Parameters
     ----------
     say
-        Is told when a tracker fails; the run goes on.
+        Called with a message when a tracker fails; the run continues.
     """
     settings = {cell.label: cell.settings for cell in cells(experiment)}
     broadcast = Broadcast(trackers, directory.path.name, settings, say)

@@ -56,7 +56,7 @@ class _Attack(ABC):
     def observe(self, message: SumMessage | ParityMessage) -> None:
         """Update the scores from a message, if any record contributes to it."""
         if isinstance(message, ParityMessage):
-            which, weights = self._mixed_places(message)
+            which, weights = self._records_behind(message)
             if len(which):
                 self._observe_parity(message, which, weights)
             return
@@ -80,7 +80,7 @@ class _Attack(ABC):
         """Return the scores after all messages."""
         return self.scores
 
-    def _mixed_places(self, message: ParityMessage) -> tuple[IntArray, FloatArray]:
+    def _records_behind(self, message: ParityMessage) -> tuple[IntArray, FloatArray]:
         """Return which records are behind some parity, and their weights.
 
         A point that is certain to arrive on its own has weight 0, and is left out.

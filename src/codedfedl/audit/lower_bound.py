@@ -32,7 +32,7 @@ _CANARIES, _RECORDS = 0, 1  # streams of coins
 
 @dataclass(frozen=True)
 class Attacked:
-    """How well members were told from non-members.
+    """How well members were distinguished from non-members.
 
     Attributes
     ----------
@@ -117,13 +117,13 @@ def audit(
     delta = _DEFAULT_DELTA if account is None else account.delta
     held = entry.task.held
     order, room = _heaviest(described.plan, held, canaries)
-    luck = stream(seed, "audit", _CANARIES)
+    rng = stream(seed, "audit", _CANARIES)
     slots = first_slots(problem.batches, canaries, order, room)
-    made = crafted(problem.batches, slots, luck)
-    first = _attacked(problem, entry, seed, made, luck, delta, KnowsAllElse)
-    luck = stream(seed, "audit", _RECORDS)
-    drawn = real(problem.batches, random_slots(problem.batches, records, luck))
-    second = _attacked(problem, entry, seed, drawn, luck, delta, KnowsThePopulation)
+    made = crafted(problem.batches, slots, rng)
+    first = _attacked(problem, entry, seed, made, rng, delta, KnowsAllElse)
+    rng = stream(seed, "audit", _RECORDS)
+    drawn = real(problem.batches, random_slots(problem.batches, records, rng))
+    second = _attacked(problem, entry, seed, drawn, rng, delta, KnowsThePopulation)
     if second.non_members < least_non_members:
         raise InputError(
             f"{second.non_members} of {records} records were left out of what reached the server, "
@@ -155,12 +155,12 @@ def _attacked(
     entry: Contender,
     seed: int,
     records: Records,
-    luck: np.random.Generator,
+    rng: np.random.Generator,
     delta: float,
     attacker: type[KnowsAllElse] | type[KnowsThePopulation],
 ) -> Attacked:
     """Run once with a coin for every record, and guess the coins."""
-    included = luck.random(len(records)) < 0.5
+    included = rng.random(len(records)) < 0.5
     here = planted(problem, records, included)
     attack = attacker(here, records, seed)
     plain = 0
@@ -168,8 +168,8 @@ def _attacked(
     def listen(setting: Setting, exchange: Arrivals, inbox: Inbox) -> None:
         nonlocal plain
         check_work(exchange.ask.work)
-        without = not exchange.ask.noise and not getattr(exchange.ask.work, "noise", 0.0)
-        if without and not exchange.ask.setup:
+        is_plain = not exchange.ask.noise and not getattr(exchange.ask.work, "noise", 0.0)
+        if is_plain and not exchange.ask.setup:
             plain += 1
             if plain > _MAX_PLAIN_ROUNDS:
                 return

@@ -157,8 +157,8 @@ def _of_client(
             weights = point_weights(int(task.points[b, client]), int(planned), float(chance))
             yield ParityMessage(client, b, weights, work.code, _rows(arrays, b))
     elif isinstance(work, BlockParity):
-        alike = np.full(load, (task.held[client] / load) ** 0.5)
-        yield ParityMessage(client, None, alike, work.code, _rows(arrays, 0))
+        weights = np.full(load, (task.held[client] / load) ** 0.5)
+        yield ParityMessage(client, None, weights, work.code, _rows(arrays, 0))
     else:
         loads = np.zeros(client + 1, dtype=np.int64)
         loads[client] = load
@@ -198,8 +198,8 @@ def contributions(message: SumMessage, records: Records, held: IntArray) -> Cont
     """Return what each record adds to a sum if it is included."""
     work, loads = message.work, np.zeros(len(held), dtype=np.int64)
     loads[: len(message.loads)] = message.loads
-    took = _took(work, records, loads)
-    which = np.flatnonzero(took)
+    contributing = _contributing(work, records, loads)
+    which = np.flatnonzero(contributing)
     chosen = records.take(which)
     weight, rate = np.ones(len(which)), np.ones(len(which))
     for j in np.unique(chosen.client).tolist():
@@ -209,7 +209,7 @@ def contributions(message: SumMessage, records: Records, held: IntArray) -> Cont
     return Contributions(which, weight, rate, left.astype(np.float64), right.astype(np.float64))
 
 
-def _took(work: Work, records: Records, loads: IntArray) -> Mask:
+def _contributing(work: Work, records: Records, loads: IntArray) -> Mask:
     if isinstance(work, Gradient):
         return np.asarray((records.batch == work.batch) & (records.index < loads[records.client]))
     if isinstance(work, Gram):

@@ -107,7 +107,7 @@ def _follow(
         if status is not None and status.state == "stopped":
             sentence = f"stopped: {continue_hint(directory)}"
         else:
-            sentence = f"the run goes on; show it again with {how_to_follow(directory.path)}"
+            sentence = f"the run continues; show it again with {how_to_follow(directory.path)}"
         say(sentence)
         raise
 

@@ -129,7 +129,8 @@ class Dataset:
                 )
         if self.is_text != (self.test_inputs.dtype.kind == "U"):
             raise InputError(
-                "one of inputs and test_inputs holds texts, and the other numbers: give both alike"
+                "one of inputs and test_inputs holds texts, and the other numbers: give both the "
+                "same kind"
             )
 
     def check_classes(self) -> None:
@@ -272,7 +273,7 @@ def _array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def texts(name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
-    """Return texts in one column, shape (n, 1), refusing several columns and what is no text."""
+    """Return texts in one column, shape (n, 1), refusing several columns and anything but text."""
     if values.dtype == object and all(isinstance(cell, str) for cell in values.ravel()):
         values = values.astype(np.str_)
     column = values.reshape(len(values), -1) if values.ndim in (1, 2) and values.size else values

@@ -19,7 +19,7 @@ def belongs_to(
 ) -> bool:
     """Say whether a connection on loopback was opened by one of the users.
 
-    Where there is no table, everybody passes.
+    Without such a table, the answer is yes.
     """
     if not table.exists():
         return True

@@ -161,7 +161,7 @@ class Files(MutableMapping[str, bytes]):
 
 
 def memory(groups: Path = _CONTAINERS) -> float:
-    """Return the bytes of this machine's memory, or of its container's; ∞ where nobody says."""
+    """Return the bytes of this machine's memory, or of its container's; ∞ where it is unknown."""
     limits = [inf]
     with suppress(AttributeError, ValueError, OSError):
         limits.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))

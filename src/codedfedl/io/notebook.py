@@ -1,4 +1,4 @@
-"""How things show themselves in a notebook: as tables in HTML, and as pictures."""
+"""Display in a notebook: tables in HTML, and pictures."""
 
 from collections.abc import Iterable, Mapping
 from html import escape

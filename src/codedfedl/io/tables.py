@@ -127,7 +127,7 @@ def load_table(path: Path) -> pa.Table:
         if path.suffix == ".parquet":
             return _read_parquet(path)
         check_room(path, 2 * path.stat().st_size)
-        # As text, so that a cell that is no number can be named with its line.
+        # As text, so that a cell that is not a number can be named with its line.
         text = dict.fromkeys(column_names(path), pa.string())
         cells = _cells(path)
         _refuse_nul(path)

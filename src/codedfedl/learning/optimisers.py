@@ -16,9 +16,10 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import member_of, nearest
 from codedfedl.learning.transforms import Adaptive, Trace, Transform
 
-_DEPENDENT = 1e-6  # of a direction that is new: less is rounding
-_SETTLED = 1e-6  # of all that the objective was lowered by
-_ENLARGED = 100.0  # times the first step: the targets are then small beside the predictions
+_MIN_NEW_SHARE = 1e-6  # A direction of which a smaller share is new is rounding.
+_MIN_GAIN_SHARE = 1e-6  # Steps that lower the objective by a smaller share are not worth it.
+_QUESTION_STEPS = 100.0
+"""Length of a question, in first steps: the targets are then small beside the predictions."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class _Space:
     Attributes
     ----------
     start, gradient : arrays of shape (q, c)
-    directions, curved : arrays of shape (q, k)
+    directions, products : arrays of shape (q, k)
         Orthonormal columns Q, and H·Q.
     slope : array of shape (q, c)
         The gradient at the minimum over start + span(Q).
@@ -179,7 +180,7 @@ class _Space:
     start: FloatArray
     gradient: FloatArray
     directions: FloatArray
-    curved: FloatArray
+    products: FloatArray
     slope: FloatArray
     lowered: float = 0.0
     gain: float = np.inf
@@ -201,7 +202,7 @@ class BlockKrylov(Optimiser):
 
     def settled(self, memory: Any) -> bool:
         """Return whether the last step lowered the objective by next to nothing."""
-        return memory is not None and memory.gain <= _SETTLED * memory.lowered
+        return memory is not None and memory.gain <= _MIN_GAIN_SHARE * memory.lowered
 
     def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
         """Minimise over the directions seen."""
@@ -212,8 +213,8 @@ class BlockKrylov(Optimiser):
         else:
             memory, best, largest = _minimised(_extended(memory, here, slope))
         model = best - memory.slope / max(largest, 1 / size)
-        length = _ENLARGED * max(float(np.linalg.norm(memory.gradient)) * size, 1e-30)
-        question = memory.start + length * _new(memory.directions, memory.slope)
+        length = _QUESTION_STEPS * max(float(np.linalg.norm(memory.gradient)) * size, 1e-30)
+        question = memory.start + length * _new_directions(memory.directions, memory.slope)
         return Step(_float32_like(model, asked), _float32_like(question, asked), memory)
 
 
@@ -221,41 +222,41 @@ def _float32_like(array: FloatArray, other: Array) -> Array:
     return asarray_like(array.astype(np.float32), other)
 
 
-def _new(directions: FloatArray, slope: FloatArray) -> FloatArray:
+def _new_directions(directions: FloatArray, slope: FloatArray) -> FloatArray:
     """Return orthonormal columns for what is new in the slope; 0 for columns with nothing new."""
     left = slope / np.maximum(np.linalg.norm(slope, axis=0), 1e-300)
     for _ in range(2):  # once more, for what rounding left
         left = left - directions @ (directions.T @ left)
     basis, sizes, _ = np.linalg.svd(left, full_matrices=False)
-    return np.asarray(basis * (sizes > _DEPENDENT))
+    return np.asarray(basis * (sizes > _MIN_NEW_SHARE))
 
 
 def _extended(space: _Space, asked: FloatArray, slope: FloatArray) -> _Space:
     """Learn the Hessian on the directions of the question."""
-    moved, bent = asked - space.start, slope - space.gradient
+    moved, change = asked - space.start, slope - space.gradient
     sizes = np.linalg.norm(moved, axis=0)
     new = sizes > 0
-    moved, bent = moved[:, new] / sizes[new], bent[:, new] / sizes[new]
+    moved, change = moved[:, new] / sizes[new], change[:, new] / sizes[new]
     return replace(
         space,
         directions=np.hstack([space.directions, moved]),
-        curved=np.hstack([space.curved, bent]),
+        products=np.hstack([space.products, change]),
     )
 
 
 def _minimised(space: _Space) -> tuple[_Space, FloatArray, float]:
     """Find the minimum over the directions seen, and the largest curvature among them."""
-    inner = space.directions.T @ space.curved
+    inner = space.directions.T @ space.products
     values, vectors = np.linalg.eigh((inner + inner.T) / 2)
     largest = max(float(values[-1]), 1e-300) if len(values) else 1e-300
     sound = values > 1e-7 * largest
-    turned = vectors[:, sound]
-    down = turned.T @ (space.directions.T @ space.gradient)
-    along = -turned @ (down / values[sound][:, None])
+    basis = vectors[:, sound]
+    down = basis.T @ (space.directions.T @ space.gradient)
+    along = -basis @ (down / values[sound][:, None])
     lowered = float((down**2 / values[sound][:, None]).sum() / 2)
     known = replace(
         space,
-        slope=space.gradient + space.curved @ along,
+        slope=space.gradient + space.products @ along,
         lowered=lowered,
         gain=lowered - space.lowered,
     )

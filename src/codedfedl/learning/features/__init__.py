@@ -175,7 +175,7 @@ def fingerprint(features: FeatureMap, inputs: int) -> FloatArray:
 
     They are the number of features, and signed sums over all features of three fixed points: a map
     that differs anywhere differs here. An encoder that takes texts has fixed texts instead: two
-    that differ only in words of which none of these has are not told apart.
+    that differ only in words that none of these has look the same.
     """
     if isinstance(features, Encoder):
         points = features.probes(inputs)
@@ -188,5 +188,5 @@ def fingerprint(features: FeatureMap, inputs: int) -> FloatArray:
 
 def same_map(first: FloatArray, second: FloatArray) -> bool:
     """Say whether two fingerprints are those of one map, on machines that round differently."""
-    alike = first.shape == second.shape and first.ravel()[0] == second.ravel()[0]
-    return bool(alike and np.allclose(first, second, rtol=1e-3, atol=1e-3))
+    comparable = first.shape == second.shape and first.ravel()[0] == second.ravel()[0]
+    return bool(comparable and np.allclose(first, second, rtol=1e-3, atol=1e-3))

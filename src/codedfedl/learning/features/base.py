@@ -29,7 +29,7 @@ class FeatureMap(Protocol):
 
     @property
     def shift_invariant(self) -> bool:
-        """Whether its kernel stays the same when all points are moved alike."""
+        """Whether its kernel stays the same when all points are moved by the same vector."""
 
 
 @dataclass(frozen=True)

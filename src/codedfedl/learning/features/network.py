@@ -15,7 +15,7 @@ from codedfedl.io.names import shortened
 Array = npt.NDArray[Any]
 
 _KINDS = {"tensor(float)": np.float32, "tensor(double)": np.float64}
-_CHANNELS = (1, 3, 4)  # of an image: how a graph's order of axes is told
+_CHANNELS = (1, 3, 4)  # Of an image: they tell the order of a graph's axes.
 _LOOPS = {"GRU", "If", "LSTM", "Loop", "RNN", "Scan"}
 _PRODUCTS = {"Attention", "ConvTranspose", "DeformConv", "Einsum"}
 _INTEGERS = {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
@@ -168,8 +168,8 @@ def _node_operations(path: Path, node: Any, shapes: Mapping[str, tuple[int, ...]
         raise _uncounted(path, f"the shapes of a {node.op_type} are unknown before it runs")
     if node.op_type == "Conv":
         return prod(shapes[out]) * prod(shapes[second][1:])
-    turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
-    return prod(shapes[out]) * shapes[first][-2 if turned else -1]
+    transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+    return prod(shapes[out]) * shapes[first][-2 if transposed else -1]
 
 
 def _uncounted(path: Path, why: str) -> InputError:
