@@ -22,7 +22,7 @@ from codedfedl.core.work import Answer, Client, OnEmbedded, Points
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint, noise_steps
 
-_DRAWS, _NOISE = 1 << 20, 1 << 21  # name streams of draws and of noise beside those of codes
+_DRAW_STREAM, _NOISE_STREAM = 1 << 20, 1 << 21  # beside the numbers of the codes' streams
 _ROWS_AT_ONCE = 4096  # points that are held in double precision
 
 
@@ -119,13 +119,13 @@ class PrivateSum(OnEmbedded):
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return the sum in integers."""
-        weight, luck = self.weight(client.points, load), client.code_stream(_DRAWS, self.draw)
+        weight, luck = self.weight(client.points, load), client.code_stream(_DRAW_STREAM, self.draw)
         drawn = (_drawn(part, self.rate, luck) for part in client.first(load))
         exact = weight * _added(self.part(part, model) for part in drawn)
         short = exact * min(1.0, self.longest / max(float(np.linalg.norm(exact)), 1e-300))
         residues = FixedPoint(self.scale).encode(short)
         if self.noise:
-            standard = client.code_stream(_NOISE, self.draw).standard_normal(residues.shape)
+            standard = client.code_stream(_NOISE_STREAM, self.draw).standard_normal(residues.shape)
             residues = residues + noise_steps(self.noise, standard)
         return Answer(load, {self.name: residues})
 

@@ -22,7 +22,7 @@ from codedfedl.learning.parity import encode, evenness, point_weights
 
 _log = logging.getLogger(__name__)
 
-_LEAST_HALF, _LARGEST_HALF = 1e-2, 6e4  # between these a half keeps its eleven bits
+_SMALLEST_FLOAT16, _LARGEST_FLOAT16 = 1e-2, 6e4  # between these a half keeps its eleven bits
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class BlockParity(OnEmbedded, CodedWork):
         part = encode(features[begin:], targets[begin:], weights, rows, stream, self.code)
         arrays = {
             "features0": self._short(part.features, least=0.0),
-            "targets0": self._short(part.targets, least=_LEAST_HALF),
+            "targets0": self._short(part.targets, least=_SMALLEST_FLOAT16),
         }
         return Answer(count, arrays, self.code.fewest_points_per_row(count, rows))
 
@@ -159,7 +159,7 @@ class BlockParity(OnEmbedded, CodedWork):
         """
         xp = array_namespace(array)
         largest = float(xp.max(xp.abs(array)))
-        if self.bits == 16 and least <= largest < _LARGEST_HALF:
+        if self.bits == 16 and least <= largest < _LARGEST_FLOAT16:
             return xp.astype(array, xp.float16)
         if self.bits == 16 and least == 0:
             _log.warning(

@@ -7,7 +7,7 @@ from scipy import stats
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.fitting.estimates import (
-    CONFIDENCE,
+    TAILS,
     LinkFit,
     MissingReplies,
     Shape,
@@ -29,7 +29,6 @@ _BOOTSTRAP_SAMPLES = 999
 _LEAST_COMPUTE_SHARE = 1e-3  # of a time: a fleet has a finite rate, whatever was measured
 _MAX_ALPHA = 1e4  # likewise
 _ROUNDING_SHARE = 1e-9  # of a time: what a difference of times may be off by
-_TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 _WAYS = ("down", "up")
 
 
@@ -188,7 +187,7 @@ class ClientTimes:
         n, gone = len(self.load), len(self.missing.load)
         most_late = min(max(late, may_be_late[1]), gone)
         error = self.rest.std(ddof=1) / np.sqrt(n) if n > 1 else 0.0
-        reach = error * stats.t.ppf(_TAILS, max(n - 1, 1)) + self.rest.mean()
+        reach = error * stats.t.ppf(TAILS, max(n - 1, 1)) + self.rest.mean()
         with np.errstate(divide="ignore"):
             intervals = {
                 "rate": 1 / per_point[::-1],
@@ -234,12 +233,12 @@ class ClientTimes:
         ]
         if np.isfinite(self.missing.limit).any():
             draws.append(self._possible(again.fixed, again.per_point, again.spread))
-        ends = np.quantile(draws, _TAILS, axis=-1)  # (2, ways, 3)
+        ends = np.quantile(draws, TAILS, axis=-1)  # (2, ways, 3)
         intervals = np.stack([ends[0].min(0), ends[1].max(0)], axis=-1)
         if not self.separable:
             intervals[:, 0] = 0.0
         late = again.availability * (n + times.sum(-1)) - n
-        return (*intervals, np.quantile(late, _TAILS))
+        return (*intervals, np.quantile(late, TAILS))
 
     def _possible(
         self, fixed: FloatArray, per_point: FloatArray, spread: FloatArray

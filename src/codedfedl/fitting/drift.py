@@ -29,13 +29,13 @@ from codedfedl.fleet.delays import DelayModel
 SLOWDOWNS: FloatArray = 2.0 ** (np.arange(-12, 31) / 6)
 """The slow-downs that are told apart: from 1/4 to 32, 12% from one to the next."""
 
-_AS_PLANNED = 12  # where the grid has 1
-_EDGES: FloatArray = 2.0 ** (np.arange(-12.5, 31) / 6)  # halfway between them
+_INDEX_OF_1 = 12  # where the grid has 1
+_SLOWDOWN_EDGES: FloatArray = 2.0 ** (np.arange(-12.5, 31) / 6)  # halfway between them
 _OUTLIER_PROBABILITY = 1e-4  # of a time that no slow-down explains
 _NEGLIGIBLE_SHARE = 1e-4  # of the likeliest slow-down's probability
-_SURE_GAIN = 6.0  # of log-likelihood, which another slow-down must have over 1
+_SURE_LOG_LIKELIHOOD = 6.0  # of log-likelihood, which another slow-down must have over 1
 _FADING_SHARE = 0.98  # of earlier evidence that a question leaves: a client's last 50 count
-_PRIOR = -0.5 * np.log(SLOWDOWNS) ** 2 / np.log(4.0) ** 2
+_LOG_PRIOR = -0.5 * np.log(SLOWDOWNS) ** 2 / np.log(4.0) ** 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class Drift:
         if timings is None or not timings.loads.any():
             return self
         seen = np.flatnonzero(timings.loads)
-        seconds = np.maximum(timings.seconds[seen], 1e-9) / _EDGES[:, None]
+        seconds = np.maximum(timings.seconds[seen], 1e-9) / _SLOWDOWN_EDGES[:, None]
         by_then = self.planned.take(seen).cdf(timings.loads[seen], seconds)
         late = 1 - (by_then[:-1] + by_then[1:]) / 2
         likelihood = np.where(timings.answered[seen], by_then[:-1] - by_then[1:], late)
@@ -104,12 +104,12 @@ class Drift:
     @property
     def chances(self) -> FloatArray:
         """The probability of each slow-down, shape (slow-downs, n)."""
-        likely = self.evidence + _PRIOR[:, None]
+        likely = self.evidence + _LOG_PRIOR[:, None]
         best = likely.max(axis=0)
         chances = np.exp(likely - best)
         chances[chances < _NEGLIGIBLE_SHARE] = 0.0
-        chances[:, best - likely[_AS_PLANNED] <= _SURE_GAIN] = (
-            np.arange(len(SLOWDOWNS))[:, None] == _AS_PLANNED
+        chances[:, best - likely[_INDEX_OF_1] <= _SURE_LOG_LIKELIHOOD] = (
+            np.arange(len(SLOWDOWNS))[:, None] == _INDEX_OF_1
         )
         return np.asarray(chances / chances.sum(axis=0))
 

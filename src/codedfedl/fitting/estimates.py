@@ -14,6 +14,9 @@ from codedfedl.arrays import FloatArray
 from codedfedl.fleet.delays import DelayParameters
 
 CONFIDENCE = 0.95
+TAILS = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+"""The quantiles between which an interval lies."""
+
 Shape = Literal["line", "per point", "fixed"]
 """What the certain part of the work may be: c + a·ℓ̃, or a·ℓ̃ alone, or c alone."""
 
@@ -23,7 +26,6 @@ _MAX_EM_STEPS = 100
 _EM_TOLERANCE = 1e-6
 _MAX_AVAILABILITY = 1 - 1e-12
 _LEAST_SPREAD_SHARE = 1e-9  # of the time, where all times are the same
-_TAILS = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,11 +233,11 @@ def fit_link(seconds: FloatArray, retries: FloatArray | None) -> LinkFit:
     counts = np.ones(n) if sent is None else sent
     tau = float(seconds.sum() / counts.sum())
     error = np.sqrt(((seconds - tau * counts) ** 2).sum() / max(n - 1, 1) / n) / counts.mean()
-    reach = stats.t.ppf(_TAILS, n - 1) * error if n > 1 else np.array([-tau, np.inf])
+    reach = stats.t.ppf(TAILS, n - 1) * error if n > 1 else np.array([-tau, np.inf])
     lost = float(counts.sum()) - n
     # Of n + lost packets n came through; the last of them did (negative binomial).
-    low = float(stats.beta.ppf(_TAILS[0], n, lost + 1))
-    high = float(stats.beta.ppf(_TAILS[1], n, lost)) if lost else 1.0
+    low = float(stats.beta.ppf(TAILS[0], n, lost + 1))
+    high = float(stats.beta.ppf(TAILS[1], n, lost)) if lost else 1.0
     return LinkFit(
         tau,
         lost / (n + lost),
@@ -284,8 +286,8 @@ def replied_interval(came: float, late: float, total: int) -> FloatArray:
     Its lower end counts all missing replies as absent, its upper end those `late` as present.
     """
     there = came + late
-    low = stats.beta.ppf(_TAILS[0], came, total - came + 1) if came > 0 else 0.0
-    high = stats.beta.ppf(_TAILS[1], there + 1, total - there) if there < total else 1.0
+    low = stats.beta.ppf(TAILS[0], came, total - came + 1) if came > 0 else 0.0
+    high = stats.beta.ppf(TAILS[1], there + 1, total - there) if there < total else 1.0
     return np.array([low, high])
 
 

@@ -148,14 +148,14 @@ def paper_result(dataset: str, scheme: str, redundancy: float | None) -> tuple[f
     return _TABLE_1.get((dataset, scheme, redundancy))
 
 
-_SHARES = np.array([0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0])
-_SCORES = np.array([105.0, 213, 274, 568, 1548, 2154, 3304, 3689, 4310])  # at these shares
-_SIZES = np.array([25.0, 29, 31, 38, 60, 126, 251, 393, 2858])
+_QUANTILES = np.array([0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0])
+_SCORE_QUANTILES = np.array([105.0, 213, 274, 568, 1548, 2154, 3304, 3689, 4310])  # at these shares
+_POINTS_QUANTILES = np.array([25.0, 29, 31, 38, 60, 126, 251, 393, 2858])
 MEDIAN_MAC_RATE = 1e9  # multiply-accumulates per second of the median phone
-_WIFI_DOWN, _WIFI_UP = 8 * 5172e3, 8 * 3103e3  # bits per second, medians
+_WIFI_BIT_RATE_DOWN, _WIFI_BIT_RATE_UP = 8 * 5172e3, 8 * 3103e3  # bits per second, medians
 _SPREAD_DOWN, _SPREAD_UP = 0.48, 0.70  # standard deviations of their logarithms
 _CORRELATION = 0.45  # of the two logarithms
-_LTE_UP = 4.53e6  # bits per second, the mean of a bursty uplink
+_LTE_BIT_RATE_UP = 4.53e6  # bits per second, the mean of a bursty uplink
 _LTE_SHARE = 0.5  # of the phones; a phone on LTE is slower both ways by the same factor
 
 
@@ -170,11 +170,11 @@ def phone_devices(
     score, radio = np.random.default_rng([seed, 0]).random((clients, 2)).T
     down, independent = np.random.default_rng([seed, 1]).standard_normal((clients, 2)).T
     up = _CORRELATION * down + np.sqrt(1 - _CORRELATION**2) * independent
-    slower = np.where(radio < _LTE_SHARE, _LTE_UP / _WIFI_UP, 1.0)
+    slower = np.where(radio < _LTE_SHARE, _LTE_BIT_RATE_UP / _WIFI_BIT_RATE_UP, 1.0)
     return Devices(
-        mac_rate=MEDIAN_MAC_RATE * _drawn(_SCORES, score) / np.median(_SCORES),
-        bit_rate=slower * _WIFI_DOWN * np.exp(_SPREAD_DOWN * down),
-        bit_rate_up=slower * _WIFI_UP * np.exp(_SPREAD_UP * up),
+        mac_rate=MEDIAN_MAC_RATE * _drawn(_SCORE_QUANTILES, score) / np.median(_SCORE_QUANTILES),
+        bit_rate=slower * _WIFI_BIT_RATE_DOWN * np.exp(_SPREAD_DOWN * down),
+        bit_rate_up=slower * _WIFI_BIT_RATE_UP * np.exp(_SPREAD_UP * up),
         alpha=alpha,
         erasure=erasure,
     )
@@ -198,10 +198,10 @@ def phone_fleet(
     held: FloatArray | float | None = points
     if held is None:
         share = np.random.default_rng([seed, 2]).random(clients)
-        held = np.floor(_drawn(_SIZES, share))
+        held = np.floor(_drawn(_POINTS_QUANTILES, share))
     return phone_devices(clients, seed=seed).fleet(workload or Workload(), held)
 
 
 def _drawn(quantiles: FloatArray, share: FloatArray) -> FloatArray:
     """Return the values at some shares of a distribution, between quantiles on a log scale."""
-    return np.exp(np.interp(share, _SHARES, np.log(quantiles)))
+    return np.exp(np.interp(share, _QUANTILES, np.log(quantiles)))

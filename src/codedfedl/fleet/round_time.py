@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FEW_ATTEMPTS = 32
 """Up to so many attempts are summed one by one."""
 
-_SHORT_BLOCK, _TAIL_BLOCK = 1 << 12, 1 << 14  # elements of a temporary array: fits a core's cache
+_SHORT_BLOCK_ELEMENTS, _TAIL_BLOCK_ELEMENTS = 1 << 12, 1 << 14  # what fits a core's cache
 _INSTANT_SECONDS = 1e-150  # what a load of 0 points takes
 _LOG_NEGLIGIBLE = np.log(NEGLIGIBLE)
 _LOSSLESS_LOG_P = -690.0  # log p of a link that loses nothing, or nearly so
@@ -173,7 +173,7 @@ def _short(
     """Sum the four parts over the attempts, some clients at a time."""
     columns = np.stack([time, compute, alpha, *outer, *inner])
     sums = np.zeros((4, len(time)))
-    for part in _blocks(count, _SHORT_BLOCK):
+    for part in _blocks(count, _SHORT_BLOCK_ELEMENTS):
         sums[:, part] = _summed(columns[:, part], count[part])
     return sums
 
@@ -236,7 +236,7 @@ def _tails(
     terms = (count - head).astype(np.int64)
     columns = np.stack([spare, beta, outer.tau, outer.log_p, inner.tau, inner.log_p, head])
     sums = np.zeros((3, len(terms)))
-    for part in _blocks(terms, _TAIL_BLOCK):
+    for part in _blocks(terms, _TAIL_BLOCK_ELEMENTS):
         sums[:, part] = _tail_block(columns[:, part], inner.useful[part], terms[part])
     return sums
 

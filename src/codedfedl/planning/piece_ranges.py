@@ -22,7 +22,7 @@ from codedfedl.fleet.transmissions import (
 )
 
 _TINY = 1e-300
-_NEAR_SHARE = 16  # the pieces near the best one are two of so many parts of a range
+_NEAR_PARTS = 16  # the pieces near the best one are two of so many parts of a range
 _NEWTON_STEPS = 60
 _NEWTON_TOLERANCE = 1e-5  # of the last step; the error left is its square
 
@@ -190,7 +190,7 @@ class Ranges:
         """
         inside = (self.first <= best) & (best <= self.final)
         centre = np.where(inside, best, np.floor((self.first + self.final) / 2))
-        width = np.floor((self.final - self.first) / np.where(inside, _NEAR_SHARE, 6))
+        width = np.floor((self.final - self.first) / np.where(inside, _NEAR_PARTS, 6))
         low = np.maximum(centre - width, self.first)
         high = np.minimum(centre + width, self.final)
         thrice = self.take(np.tile(np.arange(len(self.who)), 3))

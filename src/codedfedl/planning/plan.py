@@ -13,7 +13,6 @@ out would count only 1 − π_j in parity and nowhere else; and a node refuses s
 same points, whose difference would show the few in which they differ.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
@@ -91,10 +90,18 @@ class Plan:
 
     def document(self) -> dict[str, Any]:
         """Return the plan as plain numbers and lists, for JSON."""
-        columns = (self.client, self.points.astype(int), self.loads, self.return_probabilities)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        names = ("client", "points", "load", "return_probability")
-        return self.facts() | {"clients": [dict(zip(names, row, strict=True)) for row in rows]}
+        columns = self.columns()
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return self.facts() | {"clients": [dict(zip(columns, row, strict=True)) for row in rows]}
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Return who does how much, a row per client."""
+        return {
+            "client": self.client,
+            "points": self.points.astype(np.int64),
+            "load": self.loads,
+            "return_probability": self.return_probabilities,
+        }
 
     def facts(self) -> dict[str, float]:
         """Return the facts for the fleet as a whole."""
@@ -111,14 +118,7 @@ class Plan:
         """Write a row per client to CSV or Parquet; Parquet also stores the deadline and u."""
         from codedfedl.io.tables import write_table
 
-        columns = {
-            "client": self.client,
-            "points": self.points,
-            "load": self.loads,
-            "return_probability": self.return_probabilities,
-            "weight": self.weights,
-        }
-        write_table(path, columns, self.facts())
+        write_table(path, self.columns() | {"weight": self.weights}, self.facts())
 
     def plot(self, fleet: DelayModel | None = None) -> "Picture":
         """Draw who does how much and who answers in time.
@@ -131,12 +131,8 @@ class Plan:
         return drawn("fleet_figures:plan_figure", self, fleet)
 
     def _repr_html_(self) -> str:
-        columns: dict[str, Iterable[Any]] = {
-            "client": self.client,
-            "points": self.points,
-            "load": self.loads,
-            "answers in time": [f"{p:.1%}" for p in self.return_probabilities],
-        }
+        columns: dict[str, Any] = self.columns()
+        columns["answers in time"] = [f"{p:.1%}" for p in columns.pop("return_probability")]
         title = f"Deadline {self.deadline:,.4g} s, {self.parity_rows:,} rows of parity"
         share = self.expected_return / self.total_points
         note = f"Expected return: {self.expected_return:,.1f} points a round ({share:.1%})."
