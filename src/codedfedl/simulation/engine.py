@@ -184,14 +184,15 @@ class Simulation:
             self.play(asked)
             few = self.round - begun < MAX_ROUNDS_TOGETHER
             quick = time.monotonic() - since < MAX_SECONDS_TOGETHER
-            if self.measuring.waiting and few and quick:
+            if self.measuring.can_wait and few and quick:
                 continue
             self.measuring.finish()
             yield self.round
             begun, since = self.round, time.monotonic()
+        unmeasured = bool(self.measuring.waiting)
         self.measuring.complete(self.settings)
-        if self.measuring.waiting:
-            self.measuring.finish()
+        self.measuring.finish()
+        if unmeasured:
             yield self.round
 
     def _set_up(self, settings: Sequence[Setting]) -> None:

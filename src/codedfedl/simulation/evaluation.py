@@ -54,28 +54,24 @@ class Measuring:
         self.waiting: list[tuple[Setting, int, Array]] = []
         self._scores = Scores.of(problem) if fast else None
 
+    @property
+    def can_wait(self) -> bool:
+        """Whether all that waits is better measured with that of the next rounds."""
+        linear = (setting.state.task.learner.quadratic for setting, _, _ in self.waiting)
+        return bool(self.waiting) and self._scores is not None and all(linear)
+
     def add(self, settings: Sequence["Setting"]) -> None:
         """Take the last records of settings, where these have a model."""
-        now = []
         for setting in settings:
-            if not setting.records[-1].has_model:
-                continue
-            quadratic = setting.state.task.learner.quadratic
-            if self._scores is not None and quadratic:
+            linear = setting.state.task.learner.quadratic
+            if setting.records[-1].has_model and (linear or not self._carried(setting)):
                 self.waiting.append((setting, len(setting.records) - 1, setting.state.model))
-            elif quadratic or not self._carried(setting):
-                now.append(setting)
-        self._measure(now)
 
     def complete(self, settings: Sequence["Setting"]) -> None:
-        """Give the last records of settings the metric of their own models."""
-        self._measure(
-            [
-                s
-                for s in settings
-                if s.records and s.records[-1].has_model and not s.state.task.learner.quadratic
-            ]
-        )
+        """Have the last records of settings measured by their own models."""
+        for s in settings:
+            if s.records and s.records[-1].has_model and not s.state.task.learner.quadratic:
+                self.waiting.append((s, len(s.records) - 1, s.state.model))
 
     def _carried(self, setting: "Setting") -> bool:
         """Give a record the metric of the last one, where hardly any time has passed since.
@@ -90,29 +86,29 @@ class Measuring:
         setting.records[-1] = replace(last, metric=setting.records[-2].metric)
         return True
 
-    def _measure(self, settings: Sequence["Setting"]) -> None:
-        together: dict[Learner, list[Setting]] = {}
-        for setting in settings:
-            together.setdefault(setting.state.task.learner, []).append(setting)
-        for learner, members in together.items():
-            metrics = self.metrics(learner, [setting.state.model for setting in members])
-            for setting, metric in zip(members, metrics, strict=True):
-                setting.records[-1] = replace(setting.records[-1], metric=metric)
-
     def finish(self) -> None:
         """Give all records that wait their metric."""
-        if self._scores is None:
-            return
-        models: dict[str, list[Array]] = {}
-        for setting, _, model in self.waiting:
-            models.setdefault(setting.label, []).append(model)
-        accuracies = {
-            label: iter(values) for label, values in self._scores.accuracies(models).items()
-        }
-        for setting, k, _ in self.waiting:
-            metric = next(accuracies[setting.label])
-            setting.records[k] = replace(setting.records[k], metric=metric)
+        together: dict[Learner, list[tuple[Setting, int, Array]]] = {}
+        for record in self.waiting:
+            together.setdefault(record[0].state.task.learner, []).append(record)
         self.waiting = []
+        for learner, members in together.items():
+            scores = self._scores if learner.quadratic else None
+            if scores is not None:
+                metrics = iter(self._scored(scores, members))
+            else:
+                metrics = iter(self.metrics(learner, [model for _, _, model in members]))
+            for setting, k, _ in members:
+                setting.records[k] = replace(setting.records[k], metric=next(metrics))
+
+    def _scored(
+        self, scores: "Scores", members: Sequence[tuple["Setting", int, Array]]
+    ) -> list[float]:
+        models: dict[str, list[Array]] = {}
+        for setting, _, model in members:
+            models.setdefault(setting.label, []).append(model)
+        accuracies = {label: iter(each) for label, each in scores.accuracies(models).items()}
+        return [next(accuracies[setting.label]) for setting, _, _ in members]
 
     def metrics(self, learner: Learner, models: Sequence[Array]) -> Array:
         """Return the accuracy or R² of models: of linear ones, all in one product."""
