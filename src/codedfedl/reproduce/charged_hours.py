@@ -13,8 +13,6 @@ from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import Outcome, median_of_all, outcomes, written
 from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
 from codedfedl.runs.config import Experiment
-from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.grid import cells
 from codedfedl.schemes import make_scheme
 
 _FEWER_PATCHES = 1152  # 32 filters
@@ -42,23 +40,20 @@ def cold_start(job: Reproduction) -> dict[str, Any]:
     """Every scheme's hours from a cold start, and the picture."""
     from codedfedl.report.curves import cold_start_figure
 
-    experiments: dict[str, Experiment] = {}
-    for dataset in PAPER_DATASETS:
-        experiments |= _cold_starts(job, dataset)
-    every: list[Outcome] = []
-    for name, directory in job.run(experiments).items():
-        every += outcomes(directory)
-        dataset = name.removeprefix("coldstart-")
-        if dataset not in PAPER_DATASETS:
-            continue
-        known = (paper_result(dataset, "uncoded", None), paper_result(dataset, "coded", 0.1))
-        hours = [result[0] for result in known if result is not None]
-        experiment = experiments[name]
-        assert experiment.training.target is not None
+    cases = {dataset: _cold_starts(job, dataset) for dataset in PAPER_DATASETS}
+    runs = job.run(
+        {name: experiment for case in cases.values() for name, experiment in case.items()}
+    )
+    for dataset, case in cases.items():
+        name, experiment = next(iter(case.items()))
         target = experiment.training.target
-        figure = cold_start_figure(curves(directory), experiment.title, target, hours)
+        known = (paper_result(dataset, "uncoded", None), paper_result(dataset, "coded", 0.1))
+        assert target is not None
+        hours = [result[0] for result in known if result is not None]
+        figure = cold_start_figure(curves(runs[name]), experiment.title, target, hours)
         job.save_pictures(figure, name)
-        job.write_report(directory)
+        job.write_report(runs[name])
+    every = [outcome for directory in runs.values() for outcome in outcomes(directory)]
     job.show_outcomes(every)
     return {"rows": outcome_rows(every)}
 
@@ -70,10 +65,7 @@ def _cold_starts(job: Reproduction, dataset: str) -> dict[str, Experiment]:
     features shorten the set-up, and suffice for it.
     """
     first, patches = job.built_in(f"coldstart-{dataset}"), f"coldstart-patches-{dataset}"
-    fewer = {
-        "features.n_components": _FEWER_PATCHES,
-        "training.target": first.training.target,
-    }
+    fewer = {"features.n_components": _FEWER_PATCHES, "training.target": first.training.target}
     return {
         f"coldstart-{dataset}": first,
         patches: job.built_in(patches),
@@ -92,25 +84,18 @@ def robustness(job: Reproduction) -> dict[str, Any]:
     runs, rows = job.run(experiments), []
     for (dataset, number, delays), case in cases.items():
         scheme, _, _, hours = _ROBUST[number]
-        by_setting = [seeds for name in case for seeds in _by_setting(runs[name], case[name])]
+        by_setting = [outcome.seeds for name in case for outcome in outcomes(runs[name])]
         plans = dict(zip(("kept", "follows", "foreseen"), by_setting, strict=False))
-        best = "foreseen" if "foreseen" in plans else "kept"
         for hour in hours:
             reached = {
-                plan: median_of_all([curve.at(hour) for curve in plans[plan]]) for plan in plans
+                plan: median_of_all([curve.at(hour) for curve in seeds])
+                for plan, seeds in plans.items()
             }
-            rows += [
-                {
-                    "dataset": dataset,
-                    "scheme": scheme["name"],
-                    "delays": delays,
-                    "plan": plan,
-                    "hours": hour,
-                    "metric": metric,
-                    "points_lost": _points_lost(reached[best], metric),
-                }
-                for plan, metric in reached.items()
-            ]
+            right = reached.get("foreseen", reached["kept"])
+            for plan, metric in reached.items():
+                row = {"dataset": dataset, "scheme": scheme["name"], "delays": delays, "plan": plan}
+                lost = None if right is None or metric is None else 100 * (right - metric)
+                rows.append(row | {"hours": hour, "metric": metric, "points_lost": lost})
     job.show(rows)
     return {"rows": rows}
 
@@ -128,32 +113,19 @@ def _robust(job: Reproduction, dataset: str, number: int, delays: str) -> dict[s
     return {name: both, f"{name}-foreseen": job.built_in(f"coldstart-{dataset}", known)}
 
 
-def _by_setting(directory: RunDirectory, experiment: Experiment) -> list[list[Curve]]:
-    every = curves(directory)
-    return [[curve for curve in every if curve.cell.id == cell.id] for cell in cells(experiment)]
-
-
-def _points_lost(right: float | None, reached: float | None) -> float | None:
-    return None if right is None or reached is None else 100 * (right - reached)
-
-
 def quality(job: Reproduction) -> dict[str, Any]:
     """Count the rounds until the objective is within 1% of exact ridge's, with a third late."""
     changes, rows = {"schemes": list(_EXACT)}, []
+    names = {f"quality-{dataset}": dataset for dataset in PAPER_DATASETS}
     experiments = {
-        f"quality-{dataset}": job.built_in(f"coldstart-{dataset}", changes)
-        for dataset in PAPER_DATASETS
+        name: job.built_in(f"coldstart-{dataset}", changes) for name, dataset in names.items()
     }
     for name, directory in job.run(experiments).items():
-        experiment, dataset = experiments[name], name.removeprefix("quality-")
-        newton, one_shot = cells(experiment)
-        clients = experiment.fleet.clients
-        every = curves(directory)
-        exact = {curve.seed: curve for curve in every if curve.cell.id == one_shot.id}
+        newton, one_shot = outcomes(directory)
+        clients = experiments[name].fleet.clients
         rows += [
-            {"dataset": dataset} | rounds_to_exact(curve, exact[curve.seed], clients)
-            for curve in every
-            if curve.cell.id == newton.id
+            {"dataset": names[name]} | rounds_to_exact(curve, exact, clients)
+            for curve, exact in zip(newton.seeds, one_shot.seeds, strict=True)
         ]
     job.show(rows)
     return {"rows": rows}
@@ -195,16 +167,12 @@ def private(job: Reproduction) -> dict[str, Any]:
 
     by_dataset = {dataset: job.built_in(f"private-{dataset}") for dataset in PAPER_DATASETS}
     skipped = [name for name, experiment in by_dataset.items() if not job.has(experiment.data.name)]
-    experiments = {
-        f"private-{dataset}": by_dataset[dataset]
-        for dataset in PAPER_DATASETS
-        if dataset not in skipped
-    }
-    every: list[Outcome] = []
+    names = {f"private-{name}": name for name in PAPER_DATASETS if name not in skipped}
+    runs = job.run({name: by_dataset[dataset] for name, dataset in names.items()})
+    every = [outcome for directory in runs.values() for outcome in outcomes(directory)]
     panels = []
-    for name, directory in job.run(experiments).items():
-        experiment = experiments[name]
-        every += outcomes(directory)
+    for name, directory in runs.items():
+        experiment = by_dataset[names[name]]
         assert experiment.training.target is not None
         panels.append((experiment.title, experiment.training.target, curves(directory)))
         job.write_report(directory)
