@@ -41,9 +41,7 @@ def cold_start(job: Reproduction) -> dict[str, Any]:
     from codedfedl.report.curves import cold_start_figure
 
     cases = {dataset: _cold_starts(job, dataset) for dataset in PAPER_DATASETS}
-    runs = job.run(
-        {name: experiment for case in cases.values() for name, experiment in case.items()}
-    )
+    runs = job.run({name: case[name] for case in cases.values() for name in case})
     for dataset, case in cases.items():
         name, experiment = next(iter(case.items()))
         target = experiment.training.target
