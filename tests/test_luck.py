@@ -25,7 +25,8 @@ from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import Code
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.random import stream
-from codedfedl.simulation.clock import Arrivals, Clock, Timeline
+from codedfedl.simulation.assignments import Arrivals
+from codedfedl.simulation.clock import Clock, Timeline
 
 CLIENTS, SEED = 40, 3
 POINTS = np.full((1, CLIENTS), 30)

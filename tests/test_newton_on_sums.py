@@ -20,8 +20,8 @@ from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.coded_newton import CodedNewton
 from codedfedl.schemes.newton_on_sums import SummedState
+from codedfedl.simulation.assignments import Arrivals
 from codedfedl.simulation.checkpoint import restore, snapshot
-from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.experiment import simulate
 from tests.newton import SMALL, answer_of, everyone, newton_state, prepared

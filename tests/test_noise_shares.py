@@ -25,7 +25,7 @@ from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes.private import Private, PrivateState
 from codedfedl.schemes.private_budget import Budget
-from codedfedl.simulation.clock import Arrivals
+from codedfedl.simulation.assignments import Arrivals
 from codedfedl.simulation.engine import Setting
 from codedfedl.simulation.experiment import simulate
 from tests.private_runs import check_resumes_exactly, experiment, played, simulation

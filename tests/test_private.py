@@ -26,7 +26,7 @@ from codedfedl.privacy.fixed_point import FixedPoint, noise_steps
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.private import Private, PrivateState
-from codedfedl.simulation.clock import Arrivals
+from codedfedl.simulation.assignments import Arrivals
 from codedfedl.simulation.experiment import simulate
 from tests.private_runs import check_resumes_exactly, experiment, played, simulation
 

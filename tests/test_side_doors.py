@@ -27,7 +27,7 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import cells
 from codedfedl.schemes.private import Private
-from codedfedl.simulation.clock import Arrivals
+from codedfedl.simulation.assignments import Arrivals
 from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.units import datasets, units

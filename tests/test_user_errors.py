@@ -13,8 +13,8 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import masked
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import SCHEMES, make_scheme, settings_of
+from codedfedl.simulation.assignments import Arrivals
 from codedfedl.simulation.checkpoint import restore, snapshot
-from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting
 from codedfedl.simulation.experiment import simulate
 from tests.virtual import experiment_of, play, simulation_of

@@ -17,8 +17,9 @@ from codedfedl.data import load_dataset
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.features import Identity
 from codedfedl.learning.optimisers import Schedule
+from codedfedl.simulation.assignments import Arrivals, Assignment
 from codedfedl.simulation.client_data import SimulatedClient
-from codedfedl.simulation.clock import Arrivals, Assignment, Clock, Timeline
+from codedfedl.simulation.clock import Clock, Timeline
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.units import prepare
 from tests.virtual import small

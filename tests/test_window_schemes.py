@@ -12,7 +12,7 @@ from codedfedl.data import load_dataset
 from codedfedl.learning.features import Identity
 from codedfedl.random import stream
 from codedfedl.schemes import make_scheme
-from codedfedl.simulation.clock import Arrivals, Assignment
+from codedfedl.simulation.assignments import Arrivals, Assignment
 from codedfedl.simulation.engine import Setting, Simulation, entries
 from codedfedl.simulation.units import prepare
 from tests.virtual import play, simulation_of, small

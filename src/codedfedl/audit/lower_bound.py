@@ -14,8 +14,8 @@ from codedfedl.core.protocol import Inbox
 from codedfedl.errors import InputError
 from codedfedl.privacy.auditing import Guesses, area, epsilon_bound, guess, true_positives
 from codedfedl.random import stream
+from codedfedl.simulation.assignments import Arrivals
 from codedfedl.simulation.client_data import Problem
-from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Contender, Setting, Simulation
 
 LEAST_CANARIES = 1000

@@ -18,8 +18,8 @@ from codedfedl.errors import InputError
 from codedfedl.learning.codes import Code
 from codedfedl.learning.parity import point_weights
 from codedfedl.privacy.fixed_point import FixedPoint
+from codedfedl.simulation.assignments import Arrivals
 from codedfedl.simulation.client_data import Problem, SimulatedClient
-from codedfedl.simulation.clock import Arrivals
 from codedfedl.simulation.engine import Setting
 
 __all__ = [

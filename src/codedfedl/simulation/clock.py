@@ -9,27 +9,24 @@ alone; the other also charges what the clients do before the first round.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.core.loop import loads_of
 from codedfedl.core.protocol import Ask, Task
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, SETUP
+from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Until, arrivals
 from codedfedl.core.work import Window, Work
-from codedfedl.fitting.drift import Timings
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet, fleet_of
 from codedfedl.random import stream
-
-__all__ = ["OWN_PACE", "Arrivals", "Assignment", "Clock", "Draws", "Timeline"]
+from codedfedl.simulation.assignments import Arrivals, Assignment, outcome_of
 
 OWN_PACE = "embedding until a deadline"
 """What measured delays cannot play."""
@@ -152,87 +149,9 @@ class Draws:
         return stream(self.clock.seed, "setup", step, *([0, earlier] if earlier else []))
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """What a client works on: in which round and when it was asked, and when it is done."""
-
-    client: int
-    round: int
-    work: Work
-    load: int
-    finished: float
-    asked: float = 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class Arrivals:
-    """Who arrived, and when: all that a virtual clock says of an ask.
-
-    Attributes
-    ----------
-    arrived, outcome, loads, arrival_times : arrays of shape (n,)
-    kept
-        The jobs whose answers came, those to earlier asks too, where late ones are kept.
-    server_done
-        Whether the server finished its own work while it waited.
-    part
-        How many exchanges of the set-up came before; 0 in a round.
-    """
-
-    ask: Ask
-    round: int
-    seconds: float
-    arrived: Mask
-    outcome: npt.NDArray[np.int8]
-    loads: IntArray
-    arrival_times: FloatArray
-    kept: Sequence[Assignment] | None = None
-    server_done: bool = True
-    part: int = 0
-
-    def luck(self, seed: int, purpose: str) -> np.random.Generator:
-        """Return the random stream that this exchange has for a purpose."""
-        return stream(seed, purpose, self.round + 1, *([self.part] if self.part else []))
-
-    def jobs(self, clients: Mask, now: float = 0.0) -> list[Assignment]:
-        """Return this ask as the work of these clients."""
-        return [
-            Assignment(j, self.round, self.ask.work, int(self.loads[j]), now + float(seconds), now)
-            for j, seconds in zip(
-                np.flatnonzero(clients).tolist(), self.arrival_times[clients], strict=True
-            )
-        ]
-
-    @property
-    def done(self) -> Sequence[Assignment]:
-        """The jobs whose answers came, by client."""
-        return self.jobs(self.arrived) if self.kept is None else self.kept
-
-    @property
-    def timings(self) -> Timings:
-        """How long clients took for such work, as the server sees it.
-
-        Of those who are still busy with an earlier ask, nothing is said.
-        """
-        if self.kept is None:
-            loads = np.where(self.outcome == NOT_ASKED, 0, self.loads)
-            return Timings.until(loads, self.arrival_times, self.arrived, self.seconds)
-        loads, seconds = np.zeros_like(self.loads), np.zeros(len(self.loads))
-        for job in (j for j in self.kept if j.work.kind == self.ask.work.kind):
-            loads[job.client], seconds[job.client] = job.load, job.finished - job.asked
-        return Timings(loads, seconds, loads > 0)
-
-
 def has_own_pace(work: Work) -> bool:
     """Return whether the time available decides how many points each client processes."""
     return type(work).points_by is not Work.points_by
-
-
-def _outcome(wanted: Mask, seconds: FloatArray, arrived: Mask) -> npt.NDArray[np.int8]:
-    """Say what became of the clients: `seconds` is ∞ for those from whom nothing will come."""
-    coming = np.isfinite(seconds)
-    others = np.where(coming, LATE, np.where(wanted, DROPPED, NOT_ASKED))
-    return np.where(arrived, ARRIVED, others).astype(np.int8)
 
 
 class Timeline:
@@ -287,7 +206,7 @@ class Timeline:
         if ask.work.window is not None and endless and not (started & expected).any():
             wait = Until(ask.work.window.seconds)  # some may be done later
         came, length = arrivals(wait, remaining, started & expected)
-        outcome = _outcome(wanted, remaining, came & started)
+        outcome = outcome_of(wanted, remaining, came & started)
         part = self._setups if ask.setup else 0
         self._setups += ask.setup
         new = Arrivals(ask, round_, length, came & started, outcome, loads, remaining, part=part)

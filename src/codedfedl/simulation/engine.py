@@ -21,8 +21,9 @@ from codedfedl.fleet.devices import fleet_of
 from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
+from codedfedl.simulation.assignments import Arrivals, Assignment
 from codedfedl.simulation.client_data import Problem, SimulatedClient
-from codedfedl.simulation.clock import OWN_PACE, Arrivals, Assignment, Clock, Timeline, has_own_pace
+from codedfedl.simulation.clock import OWN_PACE, Clock, Timeline, has_own_pace
 from codedfedl.simulation.evaluation import Measuring
 from codedfedl.simulation.fast import FastSums, Question
 from codedfedl.simulation.quadratics import Objectives
