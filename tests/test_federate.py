@@ -19,6 +19,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.server import evidence, rounds, session
 from codedfedl.federate.server.asking import Asking
 from codedfedl.federate.server.judging import Judge
+from codedfedl.federate.server.meeting import GREETING_SECONDS
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered as Answer
 from codedfedl.federate.transport import Arrival
@@ -561,6 +562,25 @@ def test_fewer_nodes_than_planned(tmp_path: Path) -> None:
     grid.online.clear()
     with pytest.raises(InputError, match="0 of 2 nodes are ready after 0.5 s: start the others"):
         federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+
+
+def test_a_greeting_does_not_expire_before_the_engine_has_it(tmp_path: Path) -> None:
+    """However little time is left, and however slow the machine is."""
+
+    class Recording(Loopback):
+        def ask(self, *arguments: Any, **named: Any) -> dict[int, int]:
+            kind, _, _, seconds = arguments
+            expiries[kind] = min(seconds, expiries.get(kind, np.inf))
+            return super().ask(*arguments, **named)
+
+    expiries: dict[str, float] = {}
+    experiment = experiment_of(2, ready_timeout=0.6)
+    ordinary = transport_of(experiment, tmp_path / "nodes")
+    slow = Script(delay=lambda client, *_: 5.0 * client)
+    grid = Recording(ordinary.folder, ordinary.shards, slow)
+    with pytest.raises(InputError, match=f"1 of 2 nodes.*node {FIRST_NODE + 1} has not answered"):
+        federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    assert expiries == {"hello": GREETING_SECONDS}
 
 
 def test_no_parity_from_a_node(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class Greetings:
         Facts of every node that can take part.
     refused
         Why others cannot, by node.
+    asked
+        Nodes that have not answered yet, by the number of their greeting.
     """
 
     def __init__(self, transport: Transport, experiment: Experiment, job: Job, say: Say) -> None:
@@ -65,7 +67,7 @@ class Greetings:
         self.greeted: dict[int, dict[str, Any]] = {}
         self.refused: dict[int, str] = {}
         self._features, self._job = experiment.feature_map(), job
-        self._asked: dict[int, int] = {}
+        self.asked: dict[int, int] = {}
         self._not_before: dict[int, float] = {}  # when to greet a node, again perhaps
 
     def look(self, nodes: Collection[int], until: float) -> list[int]:
@@ -74,10 +76,10 @@ class Greetings:
         here = [node for node in nodes if now >= self._not_before.get(node, 0.0)]
         self._not_before |= dict.fromkeys(here, np.inf)
         questions = {node: (node, {"job": asdict(self._job)}) for node in here}
-        patience = min(until - now, GREETING_SECONDS)
-        self._asked |= transport.ask("hello", questions, {}, patience, largest=0)
-        for arrival in transport.gather(self._asked, min(now + LOOK_SECONDS, until)):
-            node = self._asked.pop(arrival.question)
+        # However little time is left: the engine takes no message that expires on the way to it.
+        self.asked |= transport.ask("hello", questions, {}, GREETING_SECONDS, largest=0)
+        for arrival in transport.gather(self.asked, min(now + LOOK_SECONDS, until)):
+            node = self.asked.pop(arrival.question)
             if arrival.facts.get("role") == HELPER:  # it holds no points, and is asked later
                 continue
             try:
@@ -89,7 +91,7 @@ class Greetings:
                 self.refused[node] = str(error)
                 lost = arrival.status in ("late", "gone")
                 self._not_before[node] = now + (0.0 if lost else AGAIN_SECONDS)  # once mended
-        transport.sleep(0.0 if self._asked else LOOK_SECONDS)
+        transport.sleep(0.0 if self.asked else LOOK_SECONDS)
         return ready
 
     def _checked(self, arrival: Arrival) -> dict[str, Any]:
@@ -176,7 +178,8 @@ def _not_ready(config: FederationConfig, ready: Mapping[int, Any], greetings: Gr
         for node, facts in greetings.greeted.items()
         if node not in ready and facts["name"] not in config.without
     ]
-    why = "".join(f"; {reason}" for reason in [*greetings.refused.values(), *others])
+    silent = [f"node {node} has not answered" for node in greetings.asked.values()]
+    why = "".join(f"; {reason}" for reason in [*greetings.refused.values(), *others, *silent])
     return (
         f"{len(ready)} of {config.clients} nodes are ready after {config.ready_timeout:g} s: "
         f"start the others, raise federation.ready_timeout, or lower federation.clients{why}"

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codedfedl.arrays import Array, to_host
-from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity, Prepare
+from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity
 from codedfedl.core.loop import RunningSum
-from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import SUM, Ask, Inbox, Reply
 from codedfedl.core.record import ARRIVED, REFUSED, SETUP
 from codedfedl.core.work import Work
@@ -265,13 +264,13 @@ class Federation:
     def _remember(self, ask: Ask, model: Array) -> None:
         """Remember what is asked for in the set-up: answers are judged by it, and may be late."""
         if ask.setup:
-            self._setup = self._setup if isinstance(ask.work, Prepare) else (ask, model)
+            self._setup = (ask, model) if ask.work.discloses else self._setup
             self.evidence.setup = ask.work
 
 
 def check_answered(asking: Asking, ask: Ask, tally: Tally) -> None:
     """End a run that cannot go on without answers that did not come."""
-    if np.isfinite(ask.wait.deadline) or isinstance(ask.work, Prepare):
+    if np.isfinite(ask.wait.deadline) or not ask.work.discloses:  # nothing is sent
         return
     if ask.setup:
         _check_setup(asking, ask, tally)
@@ -287,8 +286,7 @@ def _check_setup(asking: Asking, ask: Ask, tally: Tally) -> None:
     """Refuse to begin without what the scheme waits for from everybody."""
     playing = np.flatnonzero(tally.loads).tolist()
     silent = [j for j in playing if tally.outcome[j] not in (ARRIVED, REFUSED)]
-    work = ask.work.work if isinstance(ask.work, Masked) else ask.work
-    kind, member = work.kind.replace("_", " "), asking.members.names
+    kind, member = ask.work.plain.kind.replace("_", " "), asking.members.names
     if silent:
         names = [member[j] for j in silent]
         why = [f"{member[j]}: {tally.problems[j]}" for j in silent if j in tally.problems]

@@ -177,10 +177,9 @@ class Session:
     def _trained_model(self, ending: Ending) -> Model:
         """Return the model with its card, calibrated on the test points where there are some."""
         members, data = self.members, self.experiment.data
-        features = self.experiment.feature_map(self.experiment.seeds[0], self.experiment.schemes[0])
         scaling = Scaling(**members.scaling)
         model = Model(
-            features=features,
+            features=self.evaluation.features,
             weights=ending.model,
             inputs=members.inputs,
             classes=np.arange(members.columns) if members.classes else None,
@@ -190,7 +189,7 @@ class Session:
             span=np.array(scaling.span) if scaling.low else None,
             offset=np.array(scaling.offset) if scaling.offset else None,
             scale=np.ones(members.columns) if scaling.offset else None,
-            card=self._card(ending) | {"features": map_settings(features)},
+            card=self._card(ending),
         )
         shard = self.evaluation.shard
         if shard is None or not members.classes:
@@ -208,6 +207,7 @@ class Session:
             "scheme": scheme.plain_name,
             "setting": scheme.label,
             "seed": self.experiment.seeds[0],
+            "features": map_settings(self.evaluation.features),
             **totals(records),
             "simulated": False,
             "metric": metric_name(self.members.classes),
@@ -262,14 +262,14 @@ class Evaluation:
     def __init__(self, experiment: Experiment) -> None:
         assert experiment.federation is not None
         name = experiment.federation.test
-        self._features: Any = None
+        self._embedded: Any = None
         self.shard: Shard | None = None
         if name in DATASET_NAMES:
             dataset = load_dataset(name)
             self.shard = Shard(dataset.test_inputs, dataset.test_labels)
         elif name is not None:
             self.shard = read_shard(name, experiment.data.label, experiment.data.text)
-        self._map = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+        self.features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
 
     def facts(self) -> dict[str, float]:
         """Return how many test points there are, and what answering without inputs gives."""
@@ -283,11 +283,11 @@ class Evaluation:
         """Return accuracy or R², on the scale that the clients have; NaN without test points."""
         if self.shard is None:
             return float("nan")
-        if self._features is None:
+        if self._embedded is None:
             inputs = scaling.inputs(np.asarray(self.shard.inputs))
             points = inputs if self.shard.is_text else inputs.astype(np.float32)
-            self._features = self._map.transform(points)
-        predictions = (self._features @ model)[:, None, :]
+            self._embedded = self.features.transform(points)
+        predictions = (self._embedded @ model)[:, None, :]
         if self.shard.is_classification:
             return float(accuracy(predictions, np.asarray(self.shard.labels))[0])
         rows = np.arange(len(self.shard.labels))
