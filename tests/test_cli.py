@@ -203,7 +203,7 @@ class TestBadInput:
     def test_a_misspelt_fleet(self, run: Run) -> None:
         code, _, err = run("plan", "papier")
         assert code == 2
-        assert "neither a file that ends in .csv or .parquet nor a known name" in err
+        assert "neither a file that ends in .csv or .parquet, nor" in err
         assert "did you mean 'paper'?" in err
 
     def test_parity_for_every_point_is_pointed_out(self, run: Run) -> None:

@@ -209,3 +209,18 @@ def test_settings_make_the_same_map_again() -> None:
     assert settings["kind"] == "own_parts:Ramps"
     assert feature_map(settings["kind"], settings["n_components"], 1.0, settings["seed"]) == made
     assert (map_settings(Identity()) or {})["kind"] == "identity"
+
+
+def test_a_delay_model_is_planned_for(run: Run) -> None:
+    Path("cars.py").write_text("from codedfedl import paper_fleet\nfleet = paper_fleet()\n")
+    own, paper = (
+        json.loads(run("plan", name, "--redundancy", 0.1, "--json")[1])
+        for name in ("cars:fleet", "paper")
+    )
+    assert own["deadline_s"] == paper["deadline_s"]
+    code, _, err = run("plan", "cars:fleet", "--excess", 0.2)
+    assert code == 2
+    assert "--excess and the delay model cars:fleet do not go together" in err
+    code, _, err = run("plan", "own_parts:LORRIES")
+    assert code == 2
+    assert "points" in err

@@ -10,12 +10,10 @@ from codedfedl.cli.output import View, check_outputs, json_number, progress, say
 from codedfedl.errors import InputError
 
 if TYPE_CHECKING:
+    from codedfedl.fleet.delays import DelayModel
     from codedfedl.fleet.devices import Fleet, Workload
-    from codedfedl.fleet.measured import MeasuredDelays
     from codedfedl.fleet.server import Server
     from codedfedl.planning.plan import Plan
-
-    Clients = Fleet | MeasuredDelays
 
 
 @dataclass(frozen=True)
@@ -193,20 +191,23 @@ def plan_command(
     Parameters
     ----------
     fleet
-        A fleet or device file (.csv, .parquet), 'paper', or 'phones'.
+        A fleet or device file (.csv, .parquet), 'paper', 'phones', or a delay model of your own, as
+        module:model.
     seed
         Seed of a built-in fleet.
     """
-    from codedfedl.fleet.built_in import BUILT_IN, check_fleet_name
+    from codedfedl.fleet.built_in import BUILT_IN, check_fleet_name, own_delays
     from codedfedl.fleet.measured import is_measured, read_measured
 
     check_outputs({Path(fleet): "the fleet file itself"}, out=output.out, figure=output.figure)
-    check_fleet_name(fleet)
-    if fleet not in BUILT_IN and is_measured(fleet):
-        measured = f"the measured delays of {fleet}"
-        parity.refuse(measured, "server_rate", "rounds", "within", "excess")
-        work.refuse_points(fleet)
-        delays = read_measured(fleet)
+    delays, kind = own_delays(fleet), "delay model"
+    if delays is None:
+        check_fleet_name(fleet)
+        if fleet not in BUILT_IN and is_measured(fleet):
+            work.refuse_points(fleet)
+            delays, kind = read_measured(fleet), "measured delays of"
+    if delays is not None:
+        parity.refuse(f"the {kind} {fleet}", "server_rate", "rounds", "within", "excess")
         _show(delays, _plan(parity, delays, None), output)
         return
     clients = work.fleet(fleet, seed)
@@ -228,7 +229,7 @@ def plan_command(
         _show(clients, chosen, output)
 
 
-def _plan(parity: ParityOptions, clients: "Clients", server: "Server | None") -> "Plan":
+def _plan(parity: ParityOptions, clients: "DelayModel", server: "Server | None") -> "Plan":
     """Plan with a given number of parity rows, or with the number that suits the server."""
     from codedfedl.planning.plan import plan
 
@@ -260,7 +261,7 @@ def _plan_cold_start(
 
 
 def _show(
-    clients: "Clients",
+    clients: "DelayModel",
     chosen: "Plan",
     output: OutputOptions,
     more: dict[str, Any] | None = None,
