@@ -59,7 +59,8 @@ _FILTERS = {
 """How the page writes numbers."""
 
 
-def _rendered(template: str, charts: Mapping[str, Any], **values: Any) -> str:
+def rendered(template: str, charts: Mapping[str, Any], **values: Any) -> str:
+    """Return a page of the package."""
     pages = Environment(
         loader=PackageLoader("codedfedl", "report"),
         autoescape=True,
@@ -91,7 +92,7 @@ def render_waiting(directory: RunDirectory, live: str) -> str:
     """Return the page of a federation without a round yet; `live` is as in `render_report`."""
     status = directory.status.read() or Status("running", "waiting for the server")
     title = directory.experiment().title if directory.is_run else directory.path.name
-    return _rendered("waiting.html.j2", {}, title=title, live=live, status=status)
+    return rendered("waiting.html.j2", {}, title=title, live=live, status=status)
 
 
 def render_report(*directories: RunDirectory, live: str = "") -> str:
@@ -106,7 +107,7 @@ def render_report(*directories: RunDirectory, live: str = "") -> str:
     simulated = [story for story in stories if not story.records]
     outcomes = [o for story in simulated for o in story.outcomes]
     lines = drawn_lines([(story.name, story.outcomes) for story in simulated])
-    return _rendered(
+    return rendered(
         "report.html.j2",
         _charts(stories, lines),
         live=live,

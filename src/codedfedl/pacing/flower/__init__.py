@@ -1,0 +1,21 @@
+"""Pace any Flower app: `paced` around the grid of its server app, `timed` around a client's loader.
+
+A client imports no part of the server's side.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from codedfedl.pacing.flower.batches import timed
+
+if TYPE_CHECKING:
+    from codedfedl.pacing.flower.grid import PacedGrid, paced
+
+__all__ = ["PacedGrid", "paced", "timed"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from codedfedl.pacing.flower import grid
+
+    return getattr(grid, name)

@@ -1,0 +1,155 @@
+"""What is read from replies, and how their updates are weighed: x + g·(y − x)."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from codedfedl.pacing.flower.batches import RECORD
+
+__all__ = [
+    "STATISTICS",
+    "Model",
+    "UnpaceableError",
+    "example_count",
+    "mean_content",
+    "model_of",
+    "question",
+    "reported_work",
+    "stripped",
+    "weighed",
+]
+
+STATISTICS = r"(running_(mean|var)|moving_(mean|variance)|num_batches_tracked)$"
+"""Names of arrays that are no parameters: they are taken as they come, without a factor."""
+
+Model = Mapping[str, npt.NDArray[Any]]
+
+
+class UnpaceableError(ValueError):
+    """Replies that cannot be weighed: the message says why, and what to do about it."""
+
+
+def question(message: Message, facts: Mapping[str, float], ttl: float | None) -> Message:
+    """Return the message with a record of our own beside the app's; its arrays are shared."""
+    content = RecordDict(dict(message.content.items()))
+    if facts:
+        content[RECORD] = ConfigRecord(dict(facts))
+    about = message.metadata
+    return Message(
+        content,
+        about.dst_node_id,
+        about.message_type,
+        ttl=about.ttl if ttl is None else ttl,
+        group_id=about.group_id,
+    )
+
+
+def _records(content: RecordDict, kind: type) -> list[tuple[str, Any]]:
+    """Return the records of a kind; the views by type would keep the message in memory."""
+    return [(name, record) for name, record in content.items() if isinstance(record, kind)]
+
+
+def model_of(message: Message) -> Model | None:
+    """Return the arrays that a message has; None if it has not exactly one record of them."""
+    records = _records(message.content, ArrayRecord)
+    if len(records) != 1:
+        return None
+    return {name: array.numpy() for name, array in records[0][1].items()}
+
+
+def example_count(message: Message, key: str) -> float:
+    """Return the weight of a reply."""
+    for _, record in _records(message.content, MetricRecord):
+        count = record.get(key)
+        if isinstance(count, int | float) and isfinite(count) and count >= 0:
+            return max(float(count), 1e-9)
+        if count is not None:
+            raise UnpaceableError(f"reports {key} = {count!r}: report a number from 0")
+    raise UnpaceableError(f"reports no {key}: put it into the metrics of the reply")
+
+
+def reported_work(message: Message) -> tuple[float | None, float | None, str]:
+    """Return the part of a pass and the seconds that `timed` reports, and what is wrong with it."""
+    for _, record in _records(message.content, MetricRecord):
+        if f"{RECORD}-seconds" in record:
+            seconds, share = record[f"{RECORD}-seconds"], record.get(f"{RECORD}-share", 0.0)
+            if not all(isinstance(v, int | float) and isfinite(v) for v in (seconds, share)):
+                return None, None, f"{seconds!r} seconds for {share!r} of a pass"
+            if seconds < 0 or share < 0:
+                return None, None, f"{seconds:g} seconds for {share:g} of a pass"
+            return (float(share), float(seconds), "") if share > 0 else (None, None, "")
+    return None, None, ""
+
+
+def stripped(message: Message) -> Message:
+    """Take our own metrics out of a reply: Flower skips replies whose metrics differ."""
+    if message.has_error():
+        return message
+    for name, record in _records(message.content, MetricRecord):
+        if any(key.startswith(f"{RECORD}-") for key in record):
+            others = {k: v for k, v in record.items() if not k.startswith(f"{RECORD}-")}
+            message.content[name] = MetricRecord(others)
+    return message
+
+
+def weighed(
+    message: Message, model: Model, asked: Model, factor: float, statistics: str = STATISTICS
+) -> tuple[str, ArrayRecord]:
+    """Return the reply's arrays as model + factor·(y − asked), where they are parameters.
+
+    Parameters
+    ----------
+    model, asked
+        The model of this round, and the one that the reply is for.
+    """
+    records = _records(message.content, ArrayRecord)
+    if len(records) != 1:
+        raise UnpaceableError(f"has {len(records)} records of arrays: reply with one")
+    name, record = records[0]
+    arrays = {}
+    for key, array in record.items():
+        value = array.numpy()
+        if key not in model or model[key].shape != value.shape:
+            raise UnpaceableError(f"replies with other arrays than it was sent ({key!r})")
+        plain = not np.issubdtype(value.dtype, np.floating) or re.search(statistics, key)
+        if not plain:
+            exact = np.result_type(value.dtype, np.float32)
+            update = value.astype(exact) - asked[key]
+            value = np.asarray(model[key] + exact.type(factor) * update).astype(value.dtype)
+        arrays[key] = array if plain else Array(value)
+    if arrays.keys() != model.keys():
+        raise UnpaceableError(f"replies without {sorted(model.keys() - arrays.keys())[0]!r}")
+    return name, ArrayRecord(arrays)
+
+
+def mean_content(replies: Sequence[Message], key: str) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the weighted mean of arrays and metrics, in the very operations of Flower's own mean.
+
+    A strategy that takes a mean gets from one reply with it what it got from all of them.
+    """
+    weights = [_weight(reply, key) for reply in replies]
+    shares = [weight / sum(weights) for weight in weights]
+    arrays: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
+    for reply, share in zip(replies, shares, strict=True):
+        for _, record in _records(reply.content, ArrayRecord):
+            for name, array in record.items():
+                term = array.numpy() * share
+                arrays[name] = arrays[name] + term if name in arrays else term
+        for name, value in _numbers(reply):
+            metrics[name] = metrics.get(name, 0.0) + value * share
+    return arrays, metrics | {key: float(sum(weights))}
+
+
+def _weight(reply: Message, key: str) -> float:
+    return float(dict(_numbers(reply))[key])
+
+
+def _numbers(reply: Message) -> Iterable[tuple[str, float]]:
+    for _, record in _records(reply.content, MetricRecord):
+        yield from ((k, v) for k, v in record.items() if isinstance(v, int | float))
