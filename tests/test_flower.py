@@ -349,6 +349,20 @@ class TestTransport:
         assert [found[j].status for j in range(3)] == ["answer", "gone", "answer"]
         assert np.isinf(found[1].when)
 
+    def test_a_revoked_node_does_not_end_the_run(self) -> None:
+        """An asynchronous scheme may ask nobody else: the engine takes messages for others."""
+
+        class Revoking(SmallGrid):
+            def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+                return ["" for _ in messages]
+
+            def get_node_ids(self) -> Iterable[int]:
+                return [0, 1]
+
+        assert answers(Revoking(), [2])[2].status == "gone"
+        with pytest.raises(InputError, match="accepts no more messages"):
+            answers(Revoking(), [1, 2])
+
     def test_a_message_that_the_engine_lost_is_gone(self) -> None:
         """In a round nobody is asked twice: its deadline is near."""
         found = answers(SmallGrid(lambda *_: Error(code=3, reason="objects are unavailable")), [0])

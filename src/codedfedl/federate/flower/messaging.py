@@ -101,8 +101,8 @@ class FlowerTransport:
         watch = _Watch(self._push, self._pulls(self._grid), self._arrivals, slots)
         if slots is not None:
             watch.queue.extend(waiting)
-        elif not watch.asked(waiting):  # a node that is gone still has messages stored for it
-            raise InputError(
+        elif not watch.asked(waiting) and self.nodes() & {question.node for question in waiting}:
+            raise InputError(  # messages for a node that is gone are stored, unless it was revoked
                 "the engine accepts no more messages: see the SuperLink's log, and run this "
                 "again to continue"
             )
