@@ -33,14 +33,8 @@ from codedfedl.runs.status import Status, StatusFile, reason
 Checkpoint = dict[str, npt.NDArray[Any]]
 
 _MAY_CHANGE = (
-    "ready_timeout",
-    "probe_timeout",
-    "setup_timeout",
-    "in_flight",
-    "tolerance",
-    "rounds",
-    "without",
-    "fall",
+    *("ready_timeout", "probe_timeout", "setup_timeout", "in_flight"),
+    *("tolerance", "rounds", "without", "fall"),
 )
 _STOP = "stop"  # the file that asks a run to end
 _LOCK = ".lock"  # of the process that works on the run

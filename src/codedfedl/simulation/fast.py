@@ -83,25 +83,22 @@ class FastSums:
         questions = [
             replace(q, steady=not q.ask.setup and self.seen(q.setting, q.loads)) for q in questions
         ]
-        numbers: dict[Callable[[Sequence[Question]], list[Inbox]], list[int]] = {}
-        for k, q in enumerate(questions):
-            if (shortcut := self._shortcut(q)) is not None:
-                numbers.setdefault(shortcut, []).append(k)
         inboxes: dict[int, Inbox] = {}
-        for shortcut, which in numbers.items():
-            inboxes |= zip(which, shortcut([questions[k] for k in which]), strict=True)
-        return inboxes
-
-    def _shortcut(self, q: Question) -> Callable[[Sequence[Question]], list[Inbox]] | None:
-        """Return what sums the answers to a question, whose work may be a user's own."""
-        work: Any = type(q.ask.work)
-        if not q.is_sum:
-            return None
-        if work.answer is PointGradient.answer and not q.learner.quadratic:
-            return self._networks
-        if work.answer is PointGradient.answer and work.terms is Gradient.terms:
-            return self.gradients
-        return self._gram_matrices if work.answer is Gram.answer and q.arrived.all() else None
+        linear = []
+        for k, q in enumerate(questions):
+            work: Any = type(q.ask.work)  # which may be a user's own
+            if not q.is_sum:
+                continue
+            if work.answer is PointGradient.answer and not q.learner.quadratic:
+                inboxes[k] = self._of_points(q)
+            elif work.answer is PointGradient.answer and work.terms is Gradient.terms:
+                linear.append(k)
+            elif work.answer is Gram.answer and q.arrived.all():
+                gram = gram_of(self.batches)
+                both = {"hessian": gram.hessian, "moment": gram.moment}
+                inboxes[k] = Inbox(q.arrived, q.points, both)
+        sums = self.gradients([questions[k] for k in linear])
+        return inboxes | dict(zip(linear, sums, strict=True))
 
     def seen(self, setting: str, loads: IntArray) -> bool:
         """Return whether a setting has asked for these loads before, and for few others.
@@ -116,23 +113,11 @@ class FastSums:
             hashes.add(key)
         return known and len(hashes) <= MAX_DISTINCT_LOADS
 
-    def _networks(self, questions: Sequence[Question]) -> list[Inbox]:
+    def _of_points(self, q: Question) -> Inbox:
         """Sum gradients at one model in one pass, each point with its weight."""
-        inboxes = []
-        for q in questions:
-            client = partial(SimulatedClient, self.batches, seed=self.seed, learner=q.learner)
-            loads = np.where(q.arrived, q.loads, 0)
-            total = summed_gradient(q.ask.work, q.model, client, loads)
-            inboxes.append(Inbox(q.arrived, q.points, total))
-        return inboxes
-
-    def _gram_matrices(self, questions: Sequence[Question]) -> list[Inbox]:
-        inboxes = []
-        for q in questions:
-            gram = gram_of(self.batches)
-            sums = {"hessian": gram.hessian, "moment": gram.moment}
-            inboxes.append(Inbox(q.arrived, q.points, sums))
-        return inboxes
+        client = partial(SimulatedClient, self.batches, seed=self.seed, learner=q.learner)
+        loads = np.where(q.arrived, q.loads, 0)
+        return Inbox(q.arrived, q.points, summed_gradient(q.ask.work, q.model, client, loads))
 
     def gradients(self, questions: Sequence[Question]) -> list[Inbox]:
         """Sum the gradients that arrived, for many settings, each on its own mini-batch."""

@@ -104,7 +104,9 @@ class Order:
 
 def _work(order: Order, item: int, checkpoint: Checkpoint, queue: Any, stop: Any) -> None:
     """Work on an item, as long as somebody waits for it."""
-    _set_threads(order.threads, order.device)  # for good: items in other threads have as many
+    _load(order.device)
+    if order.threads is not None:  # for good: items in other threads have as many
+        threadpool_limits(order.threads)
     worker = Worker(item, queue, stop)
     try:
         order.task(item, checkpoint, worker)
@@ -251,19 +253,12 @@ def usable_threads() -> int | None:
     return max(libraries, default=None)
 
 
-def _set_threads(threads: int | None, device: str) -> None:
-    """Give the linear algebra of this process so many threads, from now on; None changes nothing.
+@contextmanager
+def limited(threads: int | None, device: str) -> Iterator[None]:
+    """Give the linear algebra so many threads for a while; None changes nothing.
 
     Another number of threads gives other last digits.
     """
-    _load(device)
-    if threads is not None:
-        threadpool_limits(threads)
-
-
-@contextmanager
-def limited(threads: int | None, device: str) -> Iterator[None]:
-    """Give the linear algebra so many threads for a while; None changes nothing."""
     _load(device)
     with threadpool_limits(threads):
         yield
