@@ -38,7 +38,7 @@ from codedfedl.simulation.engine import Setting, Simulation
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.units import datasets, units
 from tests.loopback import Script, experiment_of, model_of, rounds_of, run, transport_of
-from tests.virtual import small
+from tests.virtual import setup_seconds_of, small
 
 FLEET = Fleet(
     points=[400, 400, 300, 400],
@@ -365,13 +365,13 @@ class TestNewton:
         assert [len(one) for one in setups] == [1, 2, 1]
         right, first = setups[0][0].seconds, setups[2][0].seconds
         assert setups[1][0].seconds == first == pytest.approx(right / 3, rel=1e-6)
-        assert found.setup_seconds == pytest.approx(right, rel=0.3)
+        assert setup_seconds_of(found) == pytest.approx(right, rel=0.3)
         points = [s.facts["embedded_points"] for s in (foreseen, found, kept)]
 
         assert points[0] > points[1] > 1.4 * points[2]
         hours = round_columns(found.records)["total_hours"]
         assert hours[0] == pytest.approx(first / 3600)  # there is a model in between
-        assert hours[1] == pytest.approx(found.setup_seconds / 3600)
+        assert hours[1] == pytest.approx(setup_seconds_of(found) / 3600)
 
     def test_more_parity_joins_what_was_sent(self) -> None:
         """Of orthogonal points, each counts as much as any other, and they for all together."""

@@ -17,6 +17,7 @@ __all__ = [
     "play",
     "played",
     "seconds_of",
+    "setup_seconds_of",
     "simulation",
     "simulation_of",
     "small",
@@ -96,3 +97,7 @@ def final_of(setting: Setting) -> float:
 
 def seconds_of(setting: Setting) -> list[float]:
     return [record.seconds for record in setting.rounds]
+
+
+def setup_seconds_of(setting: Setting) -> float:
+    return sum(record.seconds for record in setting.records if record.is_setup)

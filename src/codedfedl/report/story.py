@@ -129,34 +129,29 @@ class Story(RunTables):
     @property
     def setups(self) -> list[Row]:
         """What every setting does before the first round: its slowest client, median of seeds."""
-        return [{"setting": o.setting, **self._setup(o)} for o in self.outcomes]
-
-    def _setup(self, outcome: Outcome) -> dict[str, float]:
-        hours = []
-        for curve in outcome.seeds:
-            columns = self.clients_of(curve)
-            parts = np.stack([columns[f"setup_{part}_s"] for part in ("compute", "upload")]) / 3600
-            hours.append(parts[:, parts.sum(0).argmax()])
-        compute, upload = np.median(hours, axis=0).tolist()
-        return {"compute": compute, "upload": upload}
+        rows = []
+        for o in self.outcomes:
+            hours = []
+            for columns in map(self.clients_of, o.seeds):
+                parts = np.stack([columns["setup_compute_s"], columns["setup_upload_s"]]) / 3600
+                hours.append(parts[:, parts.sum(0).argmax()])
+            compute, upload = np.median(hours, axis=0).tolist()
+            rows.append({"setting": o.setting, "compute": compute, "upload": upload})
+        return rows
 
     @property
     def plans(self) -> list[Row]:
         """What was planned for every setting that plans, and what happened."""
-        return [row for o in self.outcomes if (row := self._plan(o))["round_deadline_s"]]
-
-    def _plan(self, o: Outcome) -> Row:
-        clients = [self.clients_of(curve) for curve in o.seeds]
-        asked = [columns["load"] > 0 for columns in clients]
-        return {
-            "setting": o.setting,
-            **{
-                name: _mean([c[name][mask] for c, mask in zip(clients, asked, strict=True)])
-                for name in ("planned_share", "arrived_share")
-            },
-            "excess": median_of_all([curve.excess_at_plan for curve in o.seeds]),
-            **{name: median_of_all(o.fact(name)) for name in _PLANNED},
-        }
+        rows = []
+        for o in self.outcomes:
+            row: Row = {name: median_of_all(o.fact(name)) for name in _PLANNED}
+            if row["round_deadline_s"]:
+                clients = [self.clients_of(curve) for curve in o.seeds]
+                for name in ("planned_share", "arrived_share"):
+                    row[name] = _mean([columns[name][columns["load"] > 0] for columns in clients])
+                row["excess"] = median_of_all([curve.excess_at_plan for curve in o.seeds])
+                rows.append(row | {"setting": o.setting})
+        return rows
 
     @property
     def facts(self) -> list[Row]:

@@ -86,6 +86,7 @@ class Measuring:
         setting.records[-1] = replace(last, metric=setting.records[-2].metric)
         return True
 
+    @np.errstate(over="ignore", invalid="ignore")  # what diverges is a result, not an error
     def finish(self) -> None:
         """Give all records that wait their metric."""
         together: dict[Learner, list[tuple[Setting, int, Array]]] = {}
