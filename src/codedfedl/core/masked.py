@@ -175,18 +175,14 @@ class GradientDelta(Masked):
         change, curvature = numbers.encode(now), np.zeros(now.shape[1])
         for last in self.counted.values():
             before = last.gradient
-            if before is None:
-                before = self._again(client, last, model)
+            if before is None:  # computed again, on the model's device
+                where = asarray_like(last.model.astype(np.float32), model)
+                before = to_host(self.work.answer(client, last.points, where).arrays["gradient"])
             change = change - numbers.encode(before)
             if last.points == load:
                 moved = to_host(model).astype(np.float64) - last.model
                 curvature = (moved * (now.astype(np.float64) - before)).sum(0)
         return Answer(load, {"gradient": change, "curvature": numbers.encode(curvature)})
-
-    def _again(self, client: Client, last: Anchor, like: Array) -> FloatArray:
-        """Recompute the gradient of an earlier answer, on the model's device."""
-        where = asarray_like(last.model.astype(np.float32), like)
-        return to_host(self.work.answer(client, last.points, where).arrays["gradient"])
 
     def whole(self, change: Residues) -> Residues:
         """Return the gradient that a change leads to, in integers."""

@@ -194,7 +194,9 @@ def _checked(name: str, values: npt.ArrayLike | None, size: int) -> FloatArray:
 def slow_minority(traces: Traces) -> dict[str, float]:
     """Return the clients that stand out, and how many times as long as all others they take."""
     names, rows = rows_by_client(traces.client)
-    seconds = _for_equal_work(traces)
+    compute = np.nan_to_num(traces.compute, nan=0.0)
+    # How long each would have taken with the median load.
+    seconds = traces.seconds + compute * (np.median(traces.load) / traces.load - 1)
     finite = [seconds[r][np.isfinite(seconds[r])] for r in rows]
     each = np.array([np.median(times) if len(times) else 0.0 for times in finite])
     order = np.argsort(-each)
@@ -220,9 +222,3 @@ def without_minority(traces: Traces) -> Traces:
     factor = np.array([1 / slower.get(str(name), 1.0) for name in traces.client])
     columns = {column.name: getattr(traces, column.name) for column in fields(traces)}
     return Traces(**columns | {name: factor * columns[name] for name in _TIME_COLUMNS})
-
-
-def _for_equal_work(traces: Traces) -> FloatArray:
-    """Return how long each measurement would have taken with the median load."""
-    compute = np.nan_to_num(traces.compute, nan=0.0)
-    return np.asarray(traces.seconds + compute * (np.median(traces.load) / traces.load - 1))
