@@ -69,8 +69,7 @@ class Running:
         return self.local.submit(self.directory.path / "config.toml", self.directory.path)
 
     def played(self) -> list[Record]:
-        records = [exchange.record for exchange in self.journal.exchanges(gradients=False)]
-        return [record for record in records if not record.is_setup]
+        return [record for record in self.journal.records() if not record.is_setup]
 
     def wait_for_round(self, count: int, seconds: float) -> Record:
         eventually(lambda: len(self.played()) >= count, seconds, f"round {count} was not played")
