@@ -17,7 +17,7 @@ from codedfedl.pacing.flower.grid import PacedGrid
 from codedfedl.pacing.flower.mail import Reply
 from codedfedl.pacing.flower.recorder import Recorder
 from codedfedl.pacing.flower.strategies import treatment_of
-from codedfedl.pacing.journal import Journal
+from codedfedl.pacing.journal import PacingJournal
 from codedfedl.pacing.pacer import Pacer
 
 __all__ = ["World", "arrays_of", "pace", "reply_of", "window_of"]
@@ -119,7 +119,7 @@ class World(Grid):
 
 
 def pace(
-    world: World, strategy: Any = None, *, journal: Journal | None = None, **options: Any
+    world: World, strategy: Any = None, *, journal: PacingJournal | None = None, **options: Any
 ) -> PacedGrid:
     """Return what `paced` returns, on the world's clock."""
     treatment = treatment_of(strategy)

@@ -13,7 +13,7 @@ import pytest
 
 from codedfedl.pacing import Pacer
 from codedfedl.pacing.deadlines import choose, windows_for
-from codedfedl.pacing.delays import Draws, draws_of
+from codedfedl.pacing.delays import NextDelays, draws_of
 from codedfedl.pacing.flower.batches import TimedBatches, timed
 
 HEAVY = ["flwr", "jinja2", "matplotlib", "pandas", "pyarrow", "pydantic", "sklearn", "torch"]
@@ -65,8 +65,8 @@ def draws(seconds: float) -> Any:
 
 def test_a_window_leaves_time_for_the_link() -> None:
     overhead, full = np.full((50, 2), 2.0), np.full((50, 2), [30.0, 1.0])
-    assert windows_for(Draws(overhead, full), 8.0).tolist() == [6.0, inf]
-    assert windows_for(Draws(overhead, full), inf).tolist() == [inf, inf]
+    assert windows_for(NextDelays(overhead, full), 8.0).tolist() == [6.0, inf]
+    assert windows_for(NextDelays(overhead, full), inf).tolist() == [inf, inf]
 
 
 def test_shares_of_rounds_are_of_all_rounds_busy_ones_included() -> None:

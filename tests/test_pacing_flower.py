@@ -18,7 +18,7 @@ from flwr.serverapp import strategy as stock
 from codedfedl.errors import InputError
 from codedfedl.pacing.flower import paced
 from codedfedl.pacing.flower.strategies import treatment_of
-from codedfedl.pacing.journal import Journal
+from codedfedl.pacing.journal import PacingJournal
 from tests.paced_world import World, arrays_of, pace, reply_of, window_of
 
 TARGETS = {1: 0.0, 2: 1.0, 3: 4.0, 4: 9.0}
@@ -347,12 +347,13 @@ def test_options_and_folders_are_refused_in_one_line(tmp_path: Path) -> None:
     paced(grid, out=tmp_path / "run")
     with pytest.raises(InputError, match="continue it with resume=True"):
         paced(grid, out=tmp_path / "run")
-    pace(grid, journal=Journal(tmp_path / "run", resume=True)).send_and_receive([])
-    start(fedavg(), pace(grid, journal=Journal(tmp_path / "run", resume=True)), 1)
+    pace(grid, journal=PacingJournal(tmp_path / "run", resume=True)).send_and_receive([])
+    start(fedavg(), pace(grid, journal=PacingJournal(tmp_path / "run", resume=True)), 1)
     other = arrays_of(x=np.zeros(5, np.float32))
     with pytest.raises(InputError, match="another app: its arrays differ"):
         fedavg().start(
-            grid=pace(grid, journal=Journal(tmp_path / "run", resume=True)), initial_arrays=other
+            grid=pace(grid, journal=PacingJournal(tmp_path / "run", resume=True)),
+            initial_arrays=other,
         )
 
 
@@ -368,7 +369,7 @@ def test_a_killed_run_continues_with_the_same_numbers(name: str, tmp_path: Path)
     def run(out: str, rounds: int) -> tuple[Any, World]:
         random.seed(3)
         strategy, grid = strategy_called(name), World(nodes, answer)
-        journal = Journal(tmp_path / out, resume=True)
+        journal = PacingJournal(tmp_path / out, resume=True)
         return start(strategy, pace(grid, strategy, journal=journal), rounds), grid
 
     whole, _ = run("whole", 8)
@@ -384,7 +385,7 @@ def test_a_run_leaves_tables_a_page_and_a_fleet_to_plan_with(tmp_path: Path, run
     def seconds(node: int, _asked: int) -> float:
         return 12.0 if node == 4 else 3.0
 
-    trained = pace(World(TARGETS, steps, seconds), journal=Journal(out, resume=False))
+    trained = pace(World(TARGETS, steps, seconds), journal=PacingJournal(out, resume=False))
     start(fedavg(), trained, 12)
     trained.close()
     page = (out / "report.html").read_text("utf-8")

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from codedfedl import (
@@ -15,6 +15,7 @@ from codedfedl import (
     Server,
     Training,
     Workload,
+    best_loads,
     cheapest_plan,
     paper_devices,
     paper_fleet,
@@ -73,6 +74,10 @@ class TestMetamorphic:
     ) -> None:
         order = np.random.default_rng(seed).permutation(len(fleet))
         one, other = plan(fleet, redundancy), plan(fleet.take(order), redundancy)
+        target = one.total_points - one.parity_rows
+        at_other = best_loads(fleet, other.deadline).expected_return
+        # Where the return is flat at the target, the order of a sum may decide which time meets it.
+        assume(at_other > target * (1 + 1e-13) or other.deadline == one.deadline)
         assert other.deadline == pytest.approx(one.deadline, rel=1e-6)
         assert other.client.tolist() == one.client[order].tolist()
         returned = one.loads * one.return_probabilities

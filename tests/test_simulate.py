@@ -245,8 +245,7 @@ class TestSchemes:
             "uncoded greedy fedavg coded cfl one-shot sketch-solve coded-newton balanced partial "
             "centralised mifa dsag fedbuff ringleader gradient-coding private"
         )
-        later = "fednova tifl anytime"
-        assert set(SCHEMES) == {*of_the_contract.split(), *later.split()}
+        assert set(SCHEMES) >= set(of_the_contract.split())
 
 
 class TestRandomness:

@@ -4,6 +4,6 @@ The core needs NumPy alone, and no engine. `codedfedl.pacing.flower` paces a Flo
 """
 
 from codedfedl.pacing.pacer import Pacer
-from codedfedl.pacing.rounds import Answer, Plan, Round
+from codedfedl.pacing.rounds import NodeReply, Round, RoundPlan
 
-__all__ = ["Answer", "Pacer", "Plan", "Round"]
+__all__ = ["NodeReply", "Pacer", "Round", "RoundPlan"]

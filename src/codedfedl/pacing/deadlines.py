@@ -19,9 +19,9 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.pacing.delays import Draws, Times
+from codedfedl.pacing.delays import NextDelays, Times
 
-__all__ = ["Played", "choose", "windows_for"]
+__all__ = ["DeadlineChoice", "choose", "windows_for"]
 
 CANDIDATES = 24
 NEAR_BEST = 0.99  # Of deadlines whose progress is as good as this share of the best, the longest.
@@ -30,7 +30,7 @@ LEAST_SHARE = 0.02  # Of a pass: a window is at least so long.
 
 
 @dataclass(frozen=True)
-class Played:
+class DeadlineChoice:
     """What a deadline leads to.
 
     Attributes
@@ -56,14 +56,14 @@ class Played:
 
 
 def choose(
-    draws: Draws,
+    draws: NextDelays,
     weights: Times,
     *,
     drop: bool,
     cap: float,
     unbiased: bool = True,
     deadline: float | None = None,
-) -> Played:
+) -> DeadlineChoice:
     """Return the best deadline, or what comes of a given one.
 
     Parameters
@@ -92,12 +92,12 @@ def choose(
     good = np.flatnonzero(allowed & (progress >= NEAR_BEST * progress[allowed].max()))
     best = 0 if deadline is not None else min(int(good[-1]), max(len(tried) - 2, 0))
     gain = float(progress[best] / progress[-1])
-    return Played(
+    return DeadlineChoice(
         float(tried[best]), float(seconds[best]), shares[best], windows[best], work[best], gain
     )
 
 
-def windows_for(draws: Draws, deadline: float) -> Times:
+def windows_for(draws: NextDelays, deadline: float) -> Times:
     """Return the seconds that nodes should compute so that most of their work is back in time.
 
     Each maximises the part of a pass that it does, times the probability of being back; nodes that
@@ -116,7 +116,7 @@ def windows_for(draws: Draws, deadline: float) -> Times:
     return np.where(free, inf, best)
 
 
-def _candidates(draws: Draws) -> Times:
+def _candidates(draws: NextDelays) -> Times:
     known = draws.total[np.isfinite(draws.total)]
     if not len(known):
         return np.empty(0)
@@ -125,7 +125,9 @@ def _candidates(draws: Draws) -> Times:
     return np.geomspace(max(min(float(least), most), 1e-6), 1.01 * most, CANDIDATES)
 
 
-def _play(draws: Draws, deadlines: Times, windows: Times, drop: bool) -> tuple[Times, Times, Times]:
+def _play(
+    draws: NextDelays, deadlines: Times, windows: Times, drop: bool
+) -> tuple[Times, Times, Times]:
     """Play rounds under each deadline; return seconds, shares of rounds, and ages of answers."""
     shape = (len(deadlines), draws.full.shape[1])
     clock = np.zeros((len(deadlines), 1))

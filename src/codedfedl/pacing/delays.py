@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Draws", "NodeTimes", "Times", "draws_of"]
+__all__ = ["NextDelays", "NodeTimes", "Times", "draws_of"]
 
 Times = npt.NDArray[np.float64]
 
@@ -74,7 +74,7 @@ class NodeTimes:
 
 
 @dataclass(frozen=True)
-class Draws:
+class NextDelays:
     """Delays of the next rounds, shape (rounds, nodes).
 
     Attributes
@@ -92,7 +92,7 @@ class Draws:
         return self.overhead + self.full
 
 
-def draws_of(rows: Sequence[Times], rounds: int, seed: int = 0) -> Draws:
+def draws_of(rows: Sequence[Times], rounds: int, seed: int = 0) -> NextDelays:
     """Draw delays for each node from its rows of overhead and compute, equally often from each."""
     rng = np.random.default_rng(seed)
     even = (np.arange(rounds) + 0.5) / rounds
@@ -100,7 +100,7 @@ def draws_of(rows: Sequence[Times], rounds: int, seed: int = 0) -> Draws:
     for j, its in enumerate(rows):
         chosen = its[(rng.permutation(even) * len(its)).astype(int)]
         drawn[:, j] = chosen * np.exp(_spread(its) * rng.standard_normal((rounds, 2)))
-    return Draws(drawn[..., 0], drawn[..., 1])
+    return NextDelays(drawn[..., 0], drawn[..., 1])
 
 
 def _spread(rows: Times) -> float:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from codedfedl.errors import InputError
 from codedfedl.io.files import durable, make_folder, read_json, write_json
 
-__all__ = ["Entry", "Journal"]
+__all__ = ["Entry", "PacingJournal"]
 
 _FORMAT = 1
 
@@ -43,7 +43,7 @@ class Entry:
     copies: int = 1
 
 
-class Journal:
+class PacingJournal:
     """The folder of a run.
 
     Parameters

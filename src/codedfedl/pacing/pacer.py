@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from codedfedl.pacing.deadlines import Played, choose
-from codedfedl.pacing.delays import Draws, NodeTimes, draws_of
-from codedfedl.pacing.rounds import Answer, Plan, Round
+from codedfedl.pacing.deadlines import DeadlineChoice, choose
+from codedfedl.pacing.delays import NextDelays, NodeTimes, draws_of
+from codedfedl.pacing.rounds import NodeReply, Round, RoundPlan
 
 __all__ = ["Pacer"]
 
@@ -72,7 +72,7 @@ class Pacer:
         self._pending: dict[Any, tuple[float, int]] = {}  # when and in which round it was asked
         self._asked: set[Any] = set()  # ever
         self._current: Round | None = None
-        self._inbox: list[Answer] = []  # of the round that runs, or of the next one
+        self._inbox: list[NodeReply] = []  # of the round that runs, or of the next one
         self._began: list[float] = []  # of every round
 
     @property
@@ -82,7 +82,7 @@ class Pacer:
 
     # A round.
 
-    def begin(self, nodes: Iterable[Any], now: float, *, busy: Collection[Any] = ()) -> Plan:
+    def begin(self, nodes: Iterable[Any], now: float, *, busy: Collection[Any] = ()) -> RoundPlan:
         """Plan a round for the nodes that should take part.
 
         Parameters
@@ -154,7 +154,7 @@ class Pacer:
         compute: float | None = None,
         asked: int | None = None,
         tag: Any = None,
-    ) -> Answer | None:
+    ) -> NodeReply | None:
         """Note an answer; None if nobody was asked for it. It may come between two rounds.
 
         Parameters
@@ -174,7 +174,7 @@ class Pacer:
         if number < 0:
             return None
         seconds = max(now - self._began[number], 1e-6)
-        answer = Answer(node, seconds, examples, tag=tag, asked=number)
+        answer = NodeReply(node, seconds, examples, tag=tag, asked=number)
         if share is not None and compute is not None and 0 < compute <= 1.05 * seconds:
             answer.share, answer.compute = share, min(compute, seconds)
             row = (seconds - answer.compute, answer.compute / share)
@@ -255,7 +255,7 @@ class Pacer:
     def _silent(self, node: Any, now: float) -> float:
         return now - self._pending[node][0] if node in self._pending else 0.0
 
-    def _draws(self, nodes: Sequence[Any], now: float) -> Draws:
+    def _draws(self, nodes: Sequence[Any], now: float) -> NextDelays:
         rows = [self.times[n].rows(self._silent(n, now)) for n in nodes]
         return draws_of(rows, PLAYED_ROUNDS, seed=self.rounds)
 
@@ -266,20 +266,20 @@ class Pacer:
 
     def _plan(
         self, selected: list[Any], ask: tuple[Any, ...], busy: tuple[Any, ...], now: float
-    ) -> Plan:
+    ) -> RoundPlan:
         present, new = self._present(selected, now), [n for n in ask if n not in self._asked]
         if not present or new:
             reason = f"waits for {len(new)} new nodes" if new else "nobody has ever answered"
-            return Plan(ask, busy, inf, {}, 1.0, reason)
+            return RoundPlan(ask, busy, inf, {}, 1.0, reason)
         played = self._choose(present, now)
         if self.learn_only:
             would = f"learning only: {played.deadline:.3g} s would do"
-            return Plan(ask, busy, inf, {}, played.gain, would)
+            return RoundPlan(ask, busy, inf, {}, played.gain, would)
         for node, share, work in zip(present, played.shares, played.work, strict=True):
             self.times[node].planned, self.times[node].part = float(share), float(work)
         windows = zip(present, played.windows.tolist(), strict=True)
         why = f"{played.gain:.3g} × the progress a second of waiting for all"
-        return Plan(
+        return RoundPlan(
             ask,
             busy,
             min(played.deadline, self.longest),
@@ -288,7 +288,7 @@ class Pacer:
             "as given" if self.deadline else why,
         )
 
-    def _choose(self, nodes: Sequence[Any], now: float) -> Played:
+    def _choose(self, nodes: Sequence[Any], now: float) -> DeadlineChoice:
         weights = np.array([self.times[n].examples for n in nodes], dtype=np.float64)
         return choose(
             self._draws(nodes, now),

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any
 
-__all__ = ["Answer", "Plan", "Round"]
+__all__ = ["NodeReply", "Round", "RoundPlan"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """What to do in a round.
 
     Attributes
@@ -35,7 +35,7 @@ class Plan:
 
 
 @dataclass
-class Answer:
+class NodeReply:
     """An answer in a round.
 
     Attributes
@@ -86,17 +86,17 @@ class Round:
     """
 
     number: int
-    plan: Plan
+    plan: RoundPlan
     began: float
     seconds: float = 0.0
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[NodeReply] = field(default_factory=list)
     missing: list[Any] = field(default_factory=list)
     lost: list[Any] = field(default_factory=list)
     capped: list[Any] = field(default_factory=list)
     waiting: float = 0.0
 
     @property
-    def counted(self) -> list[Answer]:
+    def counted(self) -> list[NodeReply]:
         """The answers that count."""
         return [answer for answer in self.answers if answer.factor > 0]
 

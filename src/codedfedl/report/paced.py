@@ -46,17 +46,17 @@ def paced_page(title: str, headline: str, rounds: _Rows, clients: _Rows, *, runn
 
 def _records(rounds: _Rows) -> list[Record]:
     nodes = list(dict.fromkeys(node for facts in rounds for node in _named(facts)))
-    place = {node: j for j, node in enumerate(nodes)}
+    position = {node: j for j, node in enumerate(nodes)}
     records = []
     for facts in rounds:
         outcome = np.full(len(nodes), NOT_ASKED, dtype=np.int8)
         arrival_times = np.full(len(nodes), inf)
         for kind, name in ((LATE, "missing"), (DROPPED, "lost")):
-            outcome[[place[node] for node in facts[name]]] = kind
+            outcome[[position[node] for node in facts[name]]] = kind
         for answer in facts["answers"]:
             if not answer["late"]:
-                outcome[place[answer["node"]]] = ARRIVED
-                arrival_times[place[answer["node"]]] = answer["seconds"]
+                outcome[position[answer["node"]]] = ARRIVED
+                arrival_times[position[answer["node"]]] = answer["seconds"]
         deadline = facts["seconds"] if facts["deadline"] is None else facts["deadline"]
         loads = (outcome != NOT_ASKED).astype(np.int64)
         records.append(

@@ -144,11 +144,18 @@ def tried(call: Callable[[], Iterable[Any]]) -> list[Any]:
     raise InputError(f"the engine does not answer ({reason}): see the SuperLink's log")
 
 
-def pulls_of(grid: Grid) -> Pulls:
-    """Return how answers are got from the grid of a SuperLink; refuse any other grid."""
+def has_parts(grid: Grid) -> bool:
+    """Whether it is the grid of a SuperLink, where answers are uploaded in parts."""
     from flwr.superlink.grid.http_grid import HttpGrid  # which a node does not need
 
-    if not isinstance(grid, HttpGrid):
+    return isinstance(grid, HttpGrid)
+
+
+def pulls_of(grid: Grid) -> Pulls:
+    """Return how answers are got from the grid of a SuperLink; refuse any other grid."""
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    if not has_parts(grid):
         raise InputError(
             f"a federation needs a SuperLink, not {type(grid).__name__}: start it with codedfedl "
             "federate run"

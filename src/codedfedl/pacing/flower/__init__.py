@@ -3,6 +3,7 @@
 A client imports no part of the server's side.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from codedfedl.pacing.flower.batches import timed
@@ -14,8 +15,4 @@ __all__ = ["PacedGrid", "paced", "timed"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from codedfedl.pacing.flower import grid
-
-    return getattr(grid, name)
+    return getattr(import_module("codedfedl.pacing.flower.grid"), name)

@@ -30,9 +30,9 @@ from codedfedl.pacing.flower.replies import (
     weighed,
 )
 from codedfedl.pacing.flower.strategies import Treatment, treatment_of
-from codedfedl.pacing.journal import Journal
+from codedfedl.pacing.journal import PacingJournal
 from codedfedl.pacing.pacer import Pacer
-from codedfedl.pacing.rounds import Answer, Plan
+from codedfedl.pacing.rounds import NodeReply, RoundPlan
 
 __all__ = ["PacedGrid", "paced"]
 
@@ -95,7 +95,7 @@ def paced(
         factors=treatment.factors,
         learn_only=learn_only,
     )
-    journal = None if out is None else Journal(out, resume=resume)
+    journal = None if out is None else PacingJournal(out, resume=resume)
     recorder = Recorder(journal, treatment)
     return PacedGrid(grid, pacer, treatment, Mail(puller(grid)), recorder, statistics)
 
@@ -221,7 +221,7 @@ class PacedGrid(Grid):
         return self._ended(kind, model)
 
     def _push(
-        self, kind: str, plan: Plan, nodes: Mapping[int, Message], model: Model | None
+        self, kind: str, plan: RoundPlan, nodes: Mapping[int, Message], model: Model | None
     ) -> None:
         """Send a round's questions."""
         pacer = self.pacers[kind]
@@ -245,7 +245,7 @@ class PacedGrid(Grid):
             self._mail.forget(identity)
 
     @staticmethod
-    def _facts(pacer: Pacer, plan: Plan, node: int) -> dict[str, float]:
+    def _facts(pacer: Pacer, plan: RoundPlan, node: int) -> dict[str, float]:
         window = plan.windows.get(node)
         if window is None:
             return {}
@@ -301,7 +301,7 @@ class PacedGrid(Grid):
             self._recorder.keep(kind, self._calls[kind], played, replies, self.pacers)
         return replies + self._failed
 
-    def _weighed(self, counted: list[Answer], model: Model | None) -> list[Message]:
+    def _weighed(self, counted: list[NodeReply], model: Model | None) -> list[Message]:
         """Weigh all replies, or none: then the app goes on without pacing."""
         pacer, changed = self.pacers["train"], {}
         is_real = model is None or any(np.issubdtype(a.dtype, np.floating) for a in model.values())

@@ -26,12 +26,10 @@ def puller(grid: Grid) -> Callable[[set[str]], Iterable[tuple[str, Message | Non
     A SuperLink's grid waits for uploads, one after the other, so that a slow one would hold up all
     others: there, parts of replies are pulled as they come.
     """
-    from flwr.superlink.grid.http_grid import HttpGrid
+    from codedfedl.federate.flower.wire import MalformedError, has_parts, pulls_of
 
-    if not isinstance(grid, HttpGrid):
+    if not has_parts(grid):
         return lambda ids: [(m.metadata.reply_to_message_id, m) for m in grid.pull_messages(ids)]
-    from codedfedl.federate.flower.wire import MalformedError, pulls_of
-
     pulls = pulls_of(grid)
 
     def pull(ids: set[str]) -> Iterable[tuple[str, Message | None]]:

@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from codedfedl.pacing.flower.replies import mean_content, model_of
 from codedfedl.pacing.flower.strategies import Treatment
-from codedfedl.pacing.journal import Entry, Journal
+from codedfedl.pacing.journal import Entry, PacingJournal
 from codedfedl.pacing.pacer import Pacer
 from codedfedl.pacing.pages import Pages
 from codedfedl.pacing.rounds import Round
@@ -22,7 +22,7 @@ class Recorder:
     as there were lead to it again.
     """
 
-    def __init__(self, journal: Journal | None, treatment: Treatment) -> None:
+    def __init__(self, journal: PacingJournal | None, treatment: Treatment) -> None:
         self._journal, self._treatment = journal, treatment
         self._open: tuple[int, Entry] | None = None
         self._pages = None if journal is None else Pages(journal.folder, journal.facts())
