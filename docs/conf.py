@@ -3,19 +3,33 @@
 import inspect
 import re
 import tomllib
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn, get_args, get_origin
 
 import click
 import typer
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from pydantic.fields import FieldInfo
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxTranslator
 
 import codedfedl
 from codedfedl.cli import app as commands
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.sections import (
+    DataConfig,
+    FeaturesConfig,
+    FederationConfig,
+    FleetConfig,
+    ModelConfig,
+    SchemeConfig,
+    TrainingConfig,
+)
+from codedfedl.schemes import SCHEMES
 
 _ROOT = Path(__file__).parent.parent
 _PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -83,6 +97,9 @@ def _prepare(_app: Sphinx, page: str, source: list[str]) -> None:
     text = text.replace("../SECURITY.md", "security.md") if page != "security" else text
     if page == "commands":
         text = text.replace("<!-- commands -->", _all_commands())
+    if page == "configuration":
+        text = text.replace("<!-- tables -->", _all_tables())
+        text = text.replace("<!-- schemes -->", _all_schemes())
     source[0] = text
 
 
@@ -174,6 +191,108 @@ def _row(parameter: click.Parameter, context: click.Context) -> str:
     known = not (default is None or isinstance(default, bool) or parameter.required)
     cells = [f"{name} {kind}".strip(), f"`{default}`" if known else "", _help(parameter)]
     return "| " + " | ".join(cells) + " |"
+
+
+_TABLES = {
+    "": Experiment,
+    "data": DataConfig,
+    "fleet": FleetConfig,
+    "features": FeaturesConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "federation": FederationConfig,
+    "schemes": SchemeConfig,
+}
+"""Of an experiment, by their names."""
+
+
+def _all_tables() -> str:
+    """Return every key of every table as Markdown, with its default and range."""
+    lines = []
+    for table, model in _TABLES.items():
+        meanings = _documented(model)
+        lines += [f"## `[{table}]`" if table else "## At the top", "", _summary(model), ""]
+        lines += ["| key | default | values | meaning |", "| --- | --- | --- | --- |"]
+        for key, field in model.model_fields.items():
+            if not table and key in _TABLES:
+                continue
+            default = "" if field.is_required() else f"`{_plain(field.default)}`"
+            cells = [f"`{key}`", default, _values(field), meanings[key]]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _all_schemes() -> str:
+    """Return every setting of every built-in scheme as Markdown."""
+    lines = []
+    for name, scheme in sorted(SCHEMES.items()):
+        meanings = {k: v for part in reversed(scheme.__mro__) for k, v in _documented(part).items()}
+        settings = [field for field in fields(scheme) if field.name != "secure"]
+        lines += [f"### `{name}`", "", _summary(scheme), ""]
+        if settings:
+            lines += ["| setting | default | meaning |", "| --- | --- | --- |"]
+        for field in settings:
+            default = "" if field.default is MISSING else f"`{_plain(field.default)}`"
+            lines.append(f"| `{field.name}` | {default} | {meanings[field.name]} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _summary(thing: type) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def _documented(thing: type) -> dict[str, str]:
+    """Return what a numpydoc docstring says of each attribute or parameter."""
+    text = inspect.cleandoc(thing.__doc__ or "")
+    section = re.search(r"^(?:Attributes|Parameters)\n-+\n(.*?)(?=^\w[^\n]*\n---|\Z)", text, _BLOCK)
+    meanings = {}
+    for entry in re.finditer(
+        r"^(\S[^\n]*)\n((?:    [^\n]*\n?|\n)+)", (section or [""] * 2)[1], _BLOCK
+    ):
+        names, _, unit = entry[1].partition(" : ")
+        body = " ".join(entry[2].split()).replace("|", "\\|").replace("``", "`")
+        for name in names.split(","):
+            meanings[name.strip()] = f"({unit}) {body}" if unit else body
+    return meanings
+
+
+_BLOCK = re.MULTILINE | re.DOTALL
+
+
+def _plain(value: object) -> str:
+    """Return a default as TOML writes it."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list) and value and isinstance(value[0], SchemeConfig):
+        return value[0].name
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+_SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+
+def _values(field: FieldInfo) -> str:
+    """Return the words that a key may have, and the bounds of its number."""
+    words = [f'`"{word}"`' for kind in _kinds(field.annotation) for word in kind]
+    bounds = [
+        f"{sign} {getattr(rule, name):g}"
+        for rule in field.metadata
+        for name, sign in _SIGNS.items()
+        if getattr(rule, name, None) is not None
+    ]
+    return ", ".join([*words, *bounds])
+
+
+def _kinds(annotation: object) -> Iterator[tuple[object, ...]]:
+    if get_origin(annotation) is Literal:
+        yield get_args(annotation)
+        return
+    for part in get_args(annotation):
+        yield from _kinds(part)
 
 
 def _help(parameter: click.Parameter) -> str:

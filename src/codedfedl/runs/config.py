@@ -36,6 +36,15 @@ class Experiment(Section):
 
     The defaults work for any table: they are those of the estimators, and the only scheme is one
     that needs no step.
+
+    Attributes
+    ----------
+    title
+        What the report calls it.
+    seeds
+        Each draws its own fleet, partition, features, codes and delays.
+    grid
+        Values of keys, every combination of which is run.
     """
 
     title: str = ""

@@ -32,8 +32,25 @@ class Section(BaseModel):
 class DataConfig(Section):
     """The data, and their partition over the clients.
 
-    `text` is the column of a table that holds texts, for an encoder. `low` and `high` are public
-    bounds of a file's input values, which are scaled by these instead of by their own range.
+    Attributes
+    ----------
+    name
+        ``digits``, ``digits-halves`` (a regression), ``mnist``, ``fashion-mnist``, or a file that
+        ends in .csv, .parquet or .npz.
+    label
+        The label column of a table; several, separated by commas, are a regression.
+    text
+        The column of a table that holds texts, for an encoder.
+    low, high
+        Public bounds of a file's input values, a number or one for each column, which are scaled by
+        these instead of by their own range.
+    partition
+        How points are dealt to clients: ``sorted`` by label, as in the paper, ``iid``, or
+        ``dirichlet``.
+    concentration
+        Of the Dirichlet distribution; small values give clients few classes.
+    batches
+        Global mini-batches in an epoch.
     """
 
     name: str = "digits"
@@ -52,13 +69,26 @@ class DataConfig(Section):
 
 
 class FleetConfig(Section):
-    """``paper`` or ``phones`` with some clients, or a file: a fleet, devices, or measured delays.
+    """The clients' devices.
 
-    Or a `DelayModel` of a user's own, as ``module:model``.
-
-    The slowest `slower_share` of the clients take `slower` times as long as the plans assume, on
-    their processors and links, in the set-up and in rounds; measured delays are scaled as a whole.
-    With `foreseen`, the plans know it: what a run with wrong delays is to be compared with.
+    Attributes
+    ----------
+    name
+        ``paper``, ``phones``, a file of a fleet, of devices or of measured delays, or
+        ``module:model``, a `DelayModel` of one's own.
+    clients
+        Number of clients of a built-in fleet.
+    k1, k2
+        Ratios of one link speed, and of one processor speed, to the next, of the paper's fleet.
+    alpha, erasure
+        Of every client of a built-in fleet.
+    slower
+        How many times as long clients take as the plans assume, on their processors and links, in
+        the set-up and in rounds; measured delays are scaled as a whole.
+    slower_share
+        The share of the clients that are slower: the slowest.
+    foreseen
+        Whether the plans know it: what a run with wrong delays is to be compared with.
     """
 
     name: str = "paper"
@@ -73,10 +103,26 @@ class FleetConfig(Section):
 
 
 class FeaturesConfig(Section):
-    """The feature map; a `sigma` of ``auto`` is chosen from the data.
+    """The feature map.
 
-    `image`, `patch`, `stride` and `pool` are for ``patches``: see `learning.features.Tiles`;
-    `encoder`, `operations` and `normalise` are for ``encoder``: see `learning.features.Encoder`.
+    Attributes
+    ----------
+    kind
+        ``fourier``, ``structured``, ``patches``, ``identity``, ``encoder``, or ``module:Class``, a
+        map of one's own. A scheme may have its own.
+    n_components
+        Number of features.
+    sigma
+        Width of the kernel; ``auto`` is half the typical distance between two points.
+    image, patch, stride, pool
+        Height, width and channels of the images, the side of a patch, its step, and the side of the
+        pooled map, of ``patches``; by default from the data.
+    encoder
+        An .onnx file, or ``module:function``, of ``encoder``.
+    operations
+        Multiply-accumulates of the encoder for a point; counted for an ONNX file.
+    normalise
+        Whether the encoder's outputs are divided by their norm.
     """
 
     kind: FeatureKind = "fourier"
@@ -106,11 +152,19 @@ class FeaturesConfig(Section):
 
 
 class ModelConfig(Section):
-    """What is trained: ``linear`` is the paper's model, ``torch`` a network of PyTorch's.
+    """What is trained.
 
-    `module` is ``cnn``, ``mlp``, ``logistic``, or ``module:function``, a function of one's own that
-    returns a module; `operations` are the multiply-accumulates of one point's gradient, which are
-    counted by default. A `loss` of ``auto`` is the cross-entropy for classes, and else squared.
+    Attributes
+    ----------
+    kind
+        ``linear``, the paper's model, or ``torch``, a PyTorch network.
+    module
+        ``cnn``, ``mlp``, ``logistic``, or ``module:function``, a function of one's own that returns
+        a module.
+    loss
+        ``cross-entropy`` or ``squared``; ``auto`` is the first for classes, the second otherwise.
+    operations
+        Multiply-accumulates of one point's gradient; counted by default.
     """
 
     kind: Literal["linear", "torch"] = "linear"
@@ -141,13 +195,26 @@ class ModelConfig(Section):
 
 
 class TrainingConfig(Section):
-    """Number of epochs and step sizes; a `step` of ``auto`` is the largest safe one: `safe_step`.
+    """How long to train, and in which steps.
 
-    Training stops after so many `hours` on the virtual clock, with the set-up; a federation has no
-    such limit.
-
-    With `objective`, the training objective of every scheme is recorded, not only of those that aim
-    at its minimum; if it is false, of none, which saves the Gram matrix of all points.
+    Attributes
+    ----------
+    epochs
+        Epochs of ``data.batches`` rounds each: the most rounds of a simulation.
+    step
+        Step size; ``auto`` is the largest at which no mini-batch can diverge.
+    decay, decay_epochs
+        The factor by which steps become smaller, and the epochs at which they do.
+    ridge
+        λ of the objective, for each point.
+    target
+        Accuracy, or R² of a regression, to which hours are counted; by default 99% of the way from
+        chance to exact ridge regression.
+    hours
+        Hours on the virtual clock, with the set-up, after which a simulation stops.
+    objective
+        Whether the training objective of every scheme is recorded; by default of those that aim at
+        its minimum. If false, the Gram matrix of all points is never formed.
     """
 
     epochs: int = Field(100, ge=1, le=MAX_ROUNDS)
@@ -167,6 +234,8 @@ class FederationConfig(Section):
     ----------
     clients
         Number of nodes that must be ready before the federation starts.
+    rounds
+        Number of rounds.
     deadline : seconds
         Deadline of a round, by default planned; if a scheme waits for all, the longest wait.
     test
@@ -220,9 +289,16 @@ class FederationConfig(Section):
 
 
 class SchemeConfig(BaseModel):
-    """A scheme and its settings; `features` overrides the experiment's kind.
+    """A scheme and its settings.
 
-    With `secure`, the server sees only sums of answers, no single answer.
+    Attributes
+    ----------
+    name
+        A built-in scheme, or ``module:Class``, one of one's own.
+    features
+        The kind of its feature map, instead of the experiment's.
+    secure
+        Whether the server sees only sums of answers, no single answer.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
