@@ -125,7 +125,7 @@ class Drift:
 
     @property
     def as_planned(self) -> bool:
-        """Whether nobody is known to be another than planned."""
+        """Whether no client differs significantly from its plan."""
         return bool((self.slowdowns == 1).all())
 
     @property

@@ -1,6 +1,6 @@
 """Device files from public traces: every client is one that was measured.
 
-What no trace says is drawn as in the built-in fleet `phones`. Traces of different files are of
+What the traces do not say is drawn as in the built-in fleet `phones`. Traces of different files are of
 different devices: which processor has which link, and is away how often, is drawn by chance.
 
 FedScale's traces are pickled dictionaries:
@@ -79,7 +79,7 @@ def traced_devices(
         Of the median device of a capacity trace, which says only how fast devices are relative to
         one another: its samples are those of a model that it does not name.
     alpha, erasure
-        As in `Fleet`; no trace says them. The rates of a trace are those after retransmissions.
+        As in `Fleet`; not in the traces. The rates of a trace are those after retransmissions.
     transfer : bytes
         A client's link is as fast as a transfer of this size, begun at a random moment of a packet
         trace.

@@ -87,7 +87,7 @@ def price_figure(panels: Sequence[tuple[str, float, Sequence[Curve]]]) -> Figure
         for ax, (title, target, curves) in zip(axes, panels, strict=True):
             _draw(ax, curves, "total_hours", target, _guarantee)
             ax.set(title=title, ylabel="accuracy on the test set")
-            ax.set(xlabel="hours, everything charged", ylim=(max(0.0, target - 0.2), None))
+            ax.set(xlabel="hours, with the set-up charged", ylim=(max(0.0, target - 0.2), None))
             log_axis(ax)
             ax.legend(loc="lower right", fontsize=8)
     return figure

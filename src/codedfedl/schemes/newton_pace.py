@@ -49,7 +49,7 @@ class Pace:
 
     @property
     def as_planned(self) -> bool:
-        """Whether nobody is known to be another than planned."""
+        """Whether no client differs significantly from its plan."""
         return self.drift.as_planned
 
     @property

@@ -76,7 +76,7 @@ class NodeConfig:
     cache
         The node's cache folder.
     least
-        Never answer for fewer points together.
+        Refuse to answer over fewer points together.
     dataset
         A name for the node's data; by default their file or loader.
     accept : DIGEST
