@@ -615,6 +615,15 @@ def test_a_mask_hides_exact_sums_alone(inner: Work) -> None:
         checked_work(json.loads(json.dumps(work_to(Masked(inner, 1024.0)))), sizes)
 
 
+def test_masks_in_masks_are_refused_at_the_first() -> None:
+    """A thousand of them once ended in a RecursionError."""
+    work = work_to(Gradient(0))
+    for _ in range(900):
+        work = {"kind": "masked", "work": work, "scale": 1.0}
+    with refused("must be work whose answers are numbers"):
+        checked_work(work, Sizes(POINTS, INPUTS, 2, FEATURES, POINTS))
+
+
 @pytest.mark.parametrize("inner", [Gram(), Counts(), FirstGradient(), LocalModel(0, 1, 0.1, 0.0)])
 def test_a_change_is_of_one_gradient(inner: Work) -> None:
     sizes = Sizes(POINTS, INPUTS, 2, FEATURES, POINTS)
@@ -673,11 +682,28 @@ def test_no_record_moves_a_private_sum_beyond_its_bound(
     assert moved <= work.sensitivity(sums[0].size) * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("size", [2, 8, 64])
+def test_a_record_is_no_longer_than_its_bound_however_it_is_rounded(size: int) -> None:
+    """At the finest scale, rounding to float32 once moved sums by 5e-8 more than was paid for."""
+    scale, rng = 2.0**26, np.random.default_rng(0)
+    for seed in range(200):
+        record = rng.normal(size=(1, size))
+        record *= [1, 1.0001, 10, 1e10][seed % 4] / np.linalg.norm(record)
+        works = ClippedMoments(1.0, 1.0, scale), private_sum(1, [1.0] * 4, np.zeros(size))
+        for work in (works[0], replace(works[1], cap=1.0, scale=scale)):
+            labels = np.array([[1.0, 0.0, 0.0]], np.float32)
+            client = ArrayClient(record.astype(np.float32), labels, 1, lambda *_: rng)
+            model = np.zeros((size, 3), np.float32)
+            (residues,) = work.answer(client, 1, model).arrays.values()
+            moved = float(np.linalg.norm(FixedPoint(scale).decode(residues)))
+            assert moved <= work.sensitivity(residues.size)
+
+
 @pytest.mark.parametrize("kind", [0, 1])
 def test_a_record_does_not_change_how_others_are_rounded(kind: int) -> None:
     """Of 200,000 points, in single precision, it once moved a sum by 1.006 times its bound."""
     points, size = 200_000, 16
-    steps = FixedPoint.for_sums(2.0 * points, 2)
+    steps = FixedPoint(2.0**15)  # fine enough to see single precision, and no sum wraps around
     work: PrivateSum = ClippedMoments(1.0, 1.0, steps.scale)
     if kind:
         work = ClippedGradient(1.0, 1.0, steps.scale, np.zeros(size), 1.0, 1.0)

@@ -29,10 +29,12 @@ _ROWS_AT_ONCE = 4096  # points that are held in double precision
 def clipped(rows: Array, length: float) -> Array:
     """Return rows no longer than `length`: longer ones are shortened to it.
 
-    A row whose length is not finite becomes 0: it must not spoil the sum of the others.
+    That holds however sums of squares are rounded: lengths are taken at their upper bounds. A row
+    whose length is not finite becomes 0: it must not spoil the sum of the others.
     """
     xp = array_namespace(rows)
-    lengths = xp.sqrt(xp.sum(rows * rows, axis=1, keepdims=True))
+    rounding = 1 + (rows.shape[1] + 8) * float(xp.finfo(rows.dtype).eps)
+    lengths = rounding * xp.sqrt(xp.sum(rows * rows, axis=1, keepdims=True))
     shorter = xp.minimum(xp.asarray(1.0, dtype=rows.dtype), length / xp.maximum(lengths, 1e-30))
     return xp.where(xp.isfinite(lengths), rows * shorter, xp.zeros_like(rows))
 

@@ -315,9 +315,10 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
     }
 
     def wrapped(name: str, value: Any) -> None:
+        kind = value.get("kind") if isinstance(value, Mapping) else None
+        if kind in ("masked", "gradient_delta", "clipped_moments", "clipped_gradient"):
+            _refuse(name, kind, "work whose answers are numbers")
         checked_work(value, sizes, allowed)
-        if value["kind"] in ("masked", "gradient_delta", "clipped_moments", "clipped_gradient"):
-            _refuse(name, value["kind"], "work whose answers are numbers")
 
     def changing(name: str, value: Any) -> None:
         wrapped(name, value)
