@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, is_numpy_array
 
-from codedfedl.arrays import Array, IntArray, Mask
+from codedfedl.arrays import Array, IntArray, Mask, to_host
 from codedfedl.learning.learner import Learner
 from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.simulation.client_data import Problem
@@ -98,7 +98,8 @@ class Measuring:
             if scores is not None:
                 metrics = iter(self._scored(scores, members))
             else:
-                metrics = iter(self.metrics(learner, [model for _, _, model in members]))
+                every = self.metrics(learner, [model for _, _, model in members])
+                metrics = iter(to_host(every).tolist())
             for setting, k, _ in members:
                 setting.records[k] = replace(setting.records[k], metric=next(metrics))
 
