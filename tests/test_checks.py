@@ -5,7 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Collection
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,7 @@ def test_whatever_failed_in_its_turn_is_run_again(tmp_path: Path) -> None:
 
 MAKE = """#!/bin/sh
 echo "$@" >> "$CALLS"
+echo "$CODEDFEDL_DATA $PYTEST_ADDOPTS" >> "$CALLS.set"
 case "$1" in "$FAILS") exit 2 ;; esac
 """
 STEPS = re.findall(r"^ *step make ([\w-]+)", (ROOT / ".ci/run").read_text("utf-8"), re.M)
@@ -203,6 +206,26 @@ def test_the_whole_run_passes_where_every_step_does(tmp_path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     tests = set(re.findall(r"^(test[\w-]*):", makefile, re.M)) - {"test-engine", "tests"}
     assert tests <= {*STEPS}  # long tests take turns instead of test-engine
+
+
+def test_every_step_has_the_real_data_and_skips_nothing(tmp_path: Path) -> None:
+    (tmp_path / "shared" / "data").mkdir(parents=True)
+    assert ci(tmp_path)[0] == 0
+    variables = {*(tmp_path / "calls.set").read_text().splitlines()}
+    assert variables == {f"{tmp_path / 'shared' / 'data'} --no-skips"}
+
+
+def test_every_test_is_in_a_step_whatever_its_markers() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]
+    markers = [line.partition(":")[0] for line in options["ini_options"]["markers"]]
+    text = options["ini_options"]["addopts"] + re.sub(r".* -k .*", "", makefile)
+    chosen = {
+        "".join(parts) for parts in re.findall(r"""pytest -m (?:"(.+?)"|(\w+))| -m '(.+?)'""", text)
+    }
+    assert len(chosen) == 6
+    for has in product([False, True], repeat=len(markers)):
+        assert any(eval(each, dict(zip(markers, has, strict=True))) for each in chosen), has
 
 
 @pytest.mark.parametrize("target", STEPS)

@@ -564,6 +564,13 @@ def test_fewer_nodes_than_planned(tmp_path: Path) -> None:
         federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
 
 
+def test_of_many_nodes_that_are_not_ready_a_few_say_why(tmp_path: Path) -> None:
+    experiment = experiment_of(30, ready_timeout=0.5)
+    grid = transport_of(experiment, tmp_path / "nodes", Script(delay=lambda *_: np.inf))
+    with pytest.raises(InputError, match="has not answered; and 22 more$"):
+        federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+
+
 def test_a_greeting_does_not_expire_before_the_engine_has_it(tmp_path: Path) -> None:
     """However little time is left, and however slow the machine is."""
 

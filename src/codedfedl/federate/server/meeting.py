@@ -30,6 +30,9 @@ GREETING_SECONDS = 45.0
 AGAIN_SECONDS = 10.0
 """Seconds until a refused node is asked again: it may be mended."""
 
+MOST_REASONS = 8
+"""Nodes of which an error says why they are not ready."""
+
 MAX_POINTS = 2**40
 """Points of a node."""
 
@@ -179,7 +182,10 @@ def _not_ready(config: FederationConfig, ready: Mapping[int, Any], greetings: Gr
         if node not in ready and facts["name"] not in config.without
     ]
     silent = [f"node {node} has not answered" for node in greetings.asked.values()]
-    why = "".join(f"; {reason}" for reason in [*greetings.refused.values(), *others, *silent])
+    reasons = [*greetings.refused.values(), *others, *silent]
+    if len(reasons) > MOST_REASONS:
+        reasons[MOST_REASONS:] = [f"and {len(reasons) - MOST_REASONS} more"]
+    why = "".join(f"; {reason}" for reason in reasons)
     return (
         f"{len(ready)} of {config.clients} nodes are ready after {config.ready_timeout:g} s: "
         f"start the others, raise federation.ready_timeout, or lower federation.clients{why}"
