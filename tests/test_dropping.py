@@ -44,7 +44,7 @@ def _no_fleet() -> Any:
 
 
 def test_all_that_drop_are_here() -> None:
-    assert DROPPING == ["dsag", "greedy", "mifa"]
+    assert DROPPING == ["dsag", "fedavg", "fednova", "greedy", "mifa"]
 
 
 @pytest.mark.parametrize("name", DROPPING)

@@ -24,7 +24,7 @@ from codedfedl.core.gradients import (
 )
 from codedfedl.core.masked import GradientDelta, Masked
 from codedfedl.core.task import Task
-from codedfedl.core.work import Answer, Client, OnEmbedded, Work
+from codedfedl.core.work import Answer, Client, OnEmbedded, Points, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
@@ -44,6 +44,8 @@ __all__ = [
     "WeightedGradient",
     "WindowGradient",
 ]
+
+_ORDERS = 5 << 20  # Names the streams of the orders of local steps, beside those of codes.
 
 
 @dataclass(frozen=True)
@@ -111,34 +113,58 @@ class Counts(Work):
 
 @dataclass(frozen=True)
 class LocalModel(Work):
-    """Local gradient steps on a mini-batch; returns the new model times the points behind it."""
+    """Local gradient steps on a mini-batch; returns the new model times the points behind it.
+
+    Parameters
+    ----------
+    points
+        Of a step, in an order drawn anew for every answer; by default all.
+    proximal
+        FedProx's μ (`learning.learner`).
+    draw
+        Which order it is, where it can be repeated.
+    """
 
     batch: int
     steps: int
     step_size: float
     ridge: float
+    points: int | None = None
+    proximal: float = 0.0
+    draw: int = 0
 
     kind: ClassVar[str] = "local_model"
     discloses: ClassVar[Disclosure | None] = Disclosure.MODELS
+    moves: ClassVar[bool] = True
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
-        """Return ℓ·β after the steps."""
-        return Answer(load, {"model": self._trained(client, load, model) * load})
+        """Return what the client says of its model after the steps."""
+        points, count, rng = self.stepped_on(client, load)
+        after = client.learner.steps(model, *points, count=count, rng=rng, **self.how)
+        return self.of_trained(after, model, load)
 
-    def _trained(self, client: Client, load: int, model: Array) -> Array:
-        features, targets = (part[:load] for part in client.batch(self.batch))
-        return client.learner.steps(
-            model,
-            features,
-            targets,
-            count=self.steps,
-            step_size=self.step_size,
-            ridge=self.ridge,
-        )
+    def of_trained(self, after: Array, model: Array, load: int) -> Answer:
+        """Return ℓ·β."""
+        return Answer(load, {"model": after * load})
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What the steps of all clients have in common."""
+        step = {"step_size": self.step_size, "ridge": self.ridge}
+        return step | {"batch": self.points, "proximal": self.proximal}
+
+    def stepped_on(
+        self, client: Client, load: int
+    ) -> tuple[Points, int, np.random.Generator | None]:
+        """Return a client's points, the number of its steps, and the order of its points."""
+        features, targets = client.batch(self.batch)
+        rng = None if self.points is None else client.code_stream(_ORDERS, self.draw)
+        return (features[:load], targets[:load]), int(self.steps), rng
 
     def cost(self, task: Task, loads: IntArray) -> Cost:
         """Return a gradient's for every step, and a packet."""
-        return costs.packet(task.workload, loads * self.steps)
+        each = loads if self.points is None else np.minimum(loads, self.points)
+        return costs.packet(task.workload, each * np.asarray(self.steps))
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return the model's shape."""
@@ -152,16 +178,12 @@ class LocalDirection(LocalModel):
     steps: Any  # of every client, or of one
 
     kind: ClassVar[str] = "local_direction"
+    moves: ClassVar[bool] = False
     per_client: ClassVar[Mapping[str, Any]] = {"steps": 0}
 
-    def answer(self, client: Client, load: int, model: Array) -> Answer:
+    def of_trained(self, after: Array, model: Array, load: int) -> Answer:
         """Return ℓ·(β − β after the steps)/steps."""
-        moved = model - self._trained(client, load, model)
-        return Answer(load, {"direction": moved * (load / self.steps)})
-
-    def cost(self, task: Task, loads: IntArray) -> Cost:
-        """Return a gradient's for every step, and a packet."""
-        return costs.packet(task.workload, loads * np.asarray(self.steps))
+        return Answer(load, {"direction": (model - after) * (load / self.steps)})
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model."""

@@ -11,14 +11,20 @@ import numpy as np
 
 from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import Prepare
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import Masked, masked
 from codedfedl.core.protocol import EACH, Ask, Inbox, Runtime, Scheme, State, Task
 from codedfedl.core.record import SETUP
+from codedfedl.core.rounded import Rounded
 from codedfedl.core.waiting import Everyone
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.learning.learner import Learner
+from codedfedl.learning.messages import MODEL_BITS
 from codedfedl.learning.optimisers import OPTIMISERS
+
+ROUNDED = (Disclosure.GRADIENTS, Disclosure.MODELS)
+"""What is sent with fewer bits, where a scheme asks for that."""
 
 PREPARE = Ask(Prepare(), Everyone(), setup=True)
 """The set-up of a scheme that has none of its own."""
@@ -56,6 +62,12 @@ class Driver:
         elif is_secure(self.scheme, ask):
             self._encoded = masked(ask.work, self.state.task)
             ask = replace(ask, work=self._encoded, secure=True, noise=0.0)
+        elif self.scheme.message_bits != MODEL_BITS and ask.work.discloses in ROUNDED:
+            learner = self.state.task.learner
+            draw = self.played + 1 if not ask.setup else 0
+            ask = replace(
+                ask, work=Rounded(ask.work, self.scheme.message_bits, learner.tensor_sizes, draw)
+            )
         elif ask.secure != (ask.noise is not None):  # noise is only in secure sums
             ask = replace(ask, secure=ask.noise is not None)
         self._asked = ask

@@ -18,7 +18,7 @@ import numpy as np
 from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like, to_host
 from codedfedl.core.encoding import Parity
 from codedfedl.core.protocol import Task
-from codedfedl.core.work import Answer, Client, Window, Work
+from codedfedl.core.work import Answer, Client, Work, Wrapping
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import Cost
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
@@ -28,7 +28,7 @@ HEADROOM = 8.0
 
 
 @dataclass(frozen=True, eq=False)
-class Masked(Work):
+class Masked(Wrapping):
     """Another kind of work, in integers.
 
     Parameters
@@ -39,53 +39,9 @@ class Masked(Work):
         Of the fixed-point numbers.
     """
 
-    work: Work
     scale: float
 
     kind = "masked"
-
-    def __post_init__(self) -> None:
-        for name in ("needs_model", "embeds", "once", "exact"):  # as in the wrapped work
-            object.__setattr__(self, name, getattr(self.work, name))
-
-    def for_client(self, j: int) -> Self:
-        """Return client j's part."""
-        return replace(self, work=self.work.for_client(j))
-
-    @property
-    def common(self) -> Self:
-        """The part that is the same for all clients."""
-        return replace(self, work=self.work.common)
-
-    @property
-    def plain(self) -> Work:
-        """The wrapped work."""
-        return self.work
-
-    @property
-    def elastic(self) -> bool:
-        """As in the wrapped work."""
-        return self.work.elastic
-
-    @property
-    def window(self) -> Window | None:
-        """As in the wrapped work."""
-        return self.work.window
-
-    @property
-    def batch(self) -> int | None:
-        """The mini-batch of the wrapped work; None if it covers all."""
-        return getattr(self.work, "batch", None)
-
-    def available(self, task: Task) -> IntArray:
-        """Return the points that the wrapped work has."""
-        return self.work.available(task)
-
-    def load(
-        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
-    ) -> IntArray:
-        """Return the wrapped work's loads."""
-        return self.work.load(asked, embedded, answered, held)
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return the wrapped work's answer in integers."""
@@ -101,10 +57,6 @@ class Masked(Work):
         """
         plain = self.work.cost(task, loads)
         return Cost(plain.macs, 2 * plain.bits_up)
-
-    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]] | None:
-        """Return the shapes of the wrapped work."""
-        return self.work.shapes(task, points)
 
     def decoded(self, sums: Mapping[str, Residues], like: Array) -> dict[str, Array]:
         """Return the sums as numbers, on the model's device."""

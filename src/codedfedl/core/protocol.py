@@ -1,12 +1,12 @@
 """The protocol between a scheme and whoever runs it.
 
 A scheme is a state machine without I/O: it *asks*, and learns from the *inbox* that answers. A
-runtime, simulated or real, decides one thing only: who arrived, and when.
+runtime decides one thing only: who arrived, and when.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -21,6 +21,7 @@ from codedfedl.fitting.drift import Timings
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.least_squares import Quadratic
+from codedfedl.learning.messages import MODEL_BITS, Rounding
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from codedfedl.privacy.accounting import Account
 
 __all__ = ["State", "Task"]  # imported from here
-
 
 Rng = np.random.Generator | None
 """Randomness for what a scheme itself draws."""
@@ -271,9 +271,15 @@ class Scheme(ABC):
     ----------
     secure
         Whether the server sees sums of the answers alone: every ask becomes one for a secure sum.
+    message_bits
+        Of each number that a client sends: 32, or 2 to 8 (`learning.messages`).
+    server_step
+        The first; by default `training.step`.
     """
 
     secure: bool = field(default=False, kw_only=True)
+    message_bits: int = field(default=MODEL_BITS, kw_only=True)
+    server_step: float | None = field(default=None, kw_only=True)
 
     info: ClassVar[Info]
 
@@ -281,6 +287,16 @@ class Scheme(ABC):
     def disclosure(self) -> Disclosed:
         """What leaves a client, with or without secure sums."""
         return self.info.secure_disclosure if self.secure else self.info.disclosure
+
+    def own_task(self, task: Task) -> Task:
+        """Return a task with the scheme's own step, and the bits of its messages."""
+        if self.server_step is not None:
+            task = replace(task, schedule=replace(task.schedule, step=self.server_step))
+        if self.message_bits != MODEL_BITS:
+            bits = Rounding(self.message_bits, task.learner.tensor_sizes).message_bits
+            each = bits / task.learner.parameters
+            task = replace(task, workload=replace(task.workload, bits_up=each))
+        return task
 
     def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse what would fail later, before any work.
@@ -293,6 +309,8 @@ class Scheme(ABC):
             Of a real federation, which limits every wait: refused if they do not suffice.
         """
         name, waits, reason = self.info.name, self.info.waits, self.info.only_simulated
+        if self.message_bits != MODEL_BITS:
+            reason = f"rounds its messages to {self.message_bits} bits, which nodes do not yet"
         if reason and limits is not None:
             raise InputError(f"{name} {reason}: simulate it")
         if waits and fleet is not None and (fleet.availability < 1).any():

@@ -121,9 +121,15 @@ class State:
         """
         return type(self) is State
 
-    def descended(self, total: Array, points: float) -> Self:
-        """Return the state after a step along the mean gradient `total`/`points`."""
-        size = self.task.step_size(self.round)
+    def descended(self, total: Array, points: float, slower: float = 1.0) -> Self:
+        """Return the state after a step along the mean gradient `total`/`points`.
+
+        Parameters
+        ----------
+        slower
+            By how much the step is shorter than the schedule's.
+        """
+        size = self.task.step_size(self.round) / slower
         model = self.model
         if points > 0:  # otherwise nobody answered, and the model stays
             model = step(model, total, points, size, self.task.ridge)
@@ -168,12 +174,14 @@ class Descent(State):
         """Whether all rounds are done, or more would not improve the model."""
         return super().finished or self.optimiser.settled(self.memory)
 
-    def descended(self, total: Array, points: float) -> Self:
+    def descended(self, total: Array, points: float, slower: float = 1.0) -> Self:
         """Return the state after a step of the optimiser along the mean gradient."""
         if self.is_plain or points <= 0:
-            return super().descended(total, points)
-        asked = self.asked
-        gradient = total / points + self.task.ridge * asked
-        size = self.task.step_size(self.round)
-        made = self.optimiser.step(asked, gradient, size, self.memory)
+            return super().descended(total, points, slower)
+        gradient = total / points + self.task.ridge * self.asked
+        return self.moved_along(gradient, self.task.step_size(self.round) / slower)
+
+    def moved_along(self, gradient: Array, size: float) -> Self:
+        """Return the state after a step of the optimiser along what may be no gradient."""
+        made = self.optimiser.step(self.asked, gradient, size, self.memory)
         return replace(self, **made._asdict(), round=self.round + 1)

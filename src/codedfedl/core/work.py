@@ -145,6 +145,10 @@ class Work(ABC):
     """Whether answers are noiseless sums: two over almost the same points then reveal single ones.
     Not so where nothing is sent."""
 
+    moves: ClassVar[bool] = False
+    """Whether an answer is a model times its points, which differs little from the one asked about:
+    what is rounded is the difference."""
+
     per_client: ClassVar[Mapping[str, Any]] = {}
     """Fields with an entry for each client along the last axis, and what is in their place where
     the work is described without any client's."""
@@ -240,3 +244,61 @@ class OnEmbedded(Work):
     ) -> IntArray:
         """Return the embedded points, at most those asked for."""
         return np.minimum(asked, embedded)
+
+
+@dataclass(frozen=True, eq=False)
+class Wrapping(Work):
+    """Another kind of work whose answers travel in another form."""
+
+    work: Work
+
+    def __post_init__(self) -> None:
+        for name in ("needs_model", "embeds", "once", "exact", "moves"):
+            object.__setattr__(self, name, getattr(self.work, name))  # as in the wrapped work
+
+    def for_client(self, j: int) -> Self:
+        """Return client j's part."""
+        return replace(self, work=self.work.for_client(j))
+
+    @property
+    def common(self) -> Self:
+        """The part that is the same for all clients."""
+        return replace(self, work=self.work.common)
+
+    @property
+    def plain(self) -> Work:
+        """The wrapped work."""
+        return self.work.plain
+
+    @property
+    def elastic(self) -> bool:
+        """As in the wrapped work."""
+        return self.work.elastic
+
+    @property
+    def window(self) -> Window | None:
+        """As in the wrapped work."""
+        return self.work.window
+
+    @property
+    def batch(self) -> int | None:
+        """The mini-batch of the wrapped work; None if it covers all."""
+        return getattr(self.work, "batch", None)
+
+    def available(self, task: Task) -> IntArray:
+        """Return the points that the wrapped work has."""
+        return self.work.available(task)
+
+    def load(
+        self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray
+    ) -> IntArray:
+        """Return the wrapped work's loads."""
+        return self.work.load(asked, embedded, answered, held)
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return the wrapped work's cost."""
+        return self.work.cost(task, loads)
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]] | None:
+        """Return the shapes of the wrapped work."""
+        return self.work.shapes(task, points)

@@ -122,7 +122,7 @@ class Workload:
     overhead: float = 0.1
     parameters: int | None = None
     gradient_macs: float | None = None
-    bits_up: int | None = None
+    bits_up: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("features", "labels", "bits"):

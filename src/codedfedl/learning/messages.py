@@ -10,9 +10,11 @@ from array_api_compat import array_namespace
 from codedfedl.arrays import Array, asarray_like, to_host
 from codedfedl.errors import InputError
 
-__all__ = ["MAX_BITS", "MIN_BITS", "Rounding"]
+__all__ = ["MAX_BITS", "MIN_BITS", "MODEL_BITS", "Rounding"]
 
 MIN_BITS, MAX_BITS = 2, 8
+MODEL_BITS = 32
+"""Bits of a number that is not rounded."""
 SCALE = np.dtype("<f4")  # how a scale travels
 
 Bytes = npt.NDArray[np.uint8]

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from codedfedl.reproduce.charged_hours import cold_start, private, quality, robustness, settings
+from codedfedl.reproduce.deep import deep
 from codedfedl.reproduce.frontiers import frontier
 from codedfedl.reproduce.paper_results import figure_1, figure_1_and_table, table_1
 from codedfedl.reproduce.reproduction import Reproduction
@@ -23,5 +24,6 @@ REPRODUCTIONS: dict[str, Callable[[Reproduction], dict[str, Any]]] = {
     "settings": settings,
     "frontier": frontier,
     "private": private,
+    "deep": deep,
 }
 """What runs each reproduction and returns its document, by name."""

@@ -14,10 +14,12 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, get_args
 
+from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import Info, Scheme
 from codedfedl.errors import InputError
 from codedfedl.io.names import member_of, nearest, shortened
 from codedfedl.learning.codes import LEAST_MIXING
+from codedfedl.learning.messages import MAX_BITS, MIN_BITS, MODEL_BITS
 
 __all__ = [
     "RENAMED_SETTINGS",
@@ -91,8 +93,12 @@ def _checked(name: str, loaded: Any) -> type[Scheme]:
 
 
 def settings_of(name: str) -> list[str]:
-    """Return the names of a scheme's settings."""
-    return [field.name for field in fields(scheme_class(name)) if field.name != "secure"]
+    """Return the names of a scheme's settings, its own ones first."""
+    made = scheme_class(name)
+    common = [field.name for field in fields(Scheme)]
+    sends = made.info.disclosure <= {Disclosure.GRADIENTS, Disclosure.MODELS, Disclosure.COUNTS}
+    shared = ["message_bits", "server_step"] if sends and made.info.descends else []
+    return [f.name for f in fields(made) if f.name not in common] + shared
 
 
 def make_scheme(name: str, settings: dict[str, Any], *, secure: bool = False) -> Scheme:
@@ -105,6 +111,7 @@ def make_scheme(name: str, settings: dict[str, Any], *, secure: bool = False) ->
             hint = f"it is now {renamed[key]!r}" if key in renamed else hint
             raise InputError(f"scheme {name!r} has no setting {key!r}: {hint}")
     _check_kinds(made, settings, least=0.0 if name in SCHEMES else -inf)
+    _check_shared(made.info.name, settings, secure=secure)
     try:
         scheme: Scheme = made(**settings, secure=secure)
     except InputError:
@@ -113,6 +120,21 @@ def make_scheme(name: str, settings: dict[str, Any], *, secure: bool = False) ->
         given = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
         raise InputError(f"scheme {name!r} cannot have {given}: {error}") from None
     return scheme
+
+
+def _check_shared(name: str, settings: dict[str, Any], *, secure: bool) -> None:
+    """Refuse values of settings that all schemes of gradients or models have."""
+    bits, step = settings.get("message_bits", MODEL_BITS), settings.get("server_step")
+    if bits != MODEL_BITS and not MIN_BITS <= bits <= MAX_BITS:
+        raise InputError(
+            f"{name}.message_bits is {bits}: must be 32, or from {MIN_BITS} to {MAX_BITS}"
+        )
+    if bits != MODEL_BITS and secure:
+        raise InputError(
+            f"{name}.message_bits is {bits}, and a secure sum has 32: leave one of them out"
+        )
+    if step is not None and not 0 < step < inf:
+        raise InputError(f"{name}.server_step is {step:g}: must be finite and above 0")
 
 
 _KINDS: dict[type, tuple[type, str]] = {

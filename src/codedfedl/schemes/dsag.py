@@ -9,7 +9,7 @@ authors rebalance during the run. The step is as in `mifa`.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from codedfedl.core.protocol import EACH, Ask, Info
+from codedfedl.core.protocol import Ask, Info
 from codedfedl.schemes.mifa import MIFA, TableState
 
 
@@ -27,4 +27,4 @@ class DSAG(MIFA):
 
     def ask_round(self, state: TableState) -> Ask:
         """Ask the idle clients."""
-        return Ask(self.work, self.awaited(state.task), combine=EACH, keep_late=True)
+        return self.asked(state, self.awaited(state.task))

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, FloatArray, to_host
-from codedfedl.core.client import Embed, Embedded
+from codedfedl.core.client import DrawnGradient, Embed, Embedded
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import (
+    EACH,
     AnyLimits,
     Ask,
     Description,
@@ -27,15 +28,17 @@ from codedfedl.core.protocol import (
     Task,
 )
 from codedfedl.core.task import Descent
-from codedfedl.core.waiting import Until
+from codedfedl.core.waiting import Until, Wait
+from codedfedl.core.work import Work
 from codedfedl.fleet.costs import seconds_to_embed
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import fleet_of
+from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.cold_start import plan_embedding
 from codedfedl.planning.strata import strata
-from codedfedl.schemes.settings import check_positive
+from codedfedl.schemes.settings import check_load, check_positive
 
-__all__ = ["EmbeddedLoads", "EmbeddedState", "Table", "counts_of", "waited"]
+__all__ = ["EmbeddedLoads", "EmbeddedState", "EqualOrEmbedded", "Table", "counts_of", "waited"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +129,48 @@ class EmbeddedLoads(Scheme):
     def describe(self, state: Any) -> Description:
         """Say how long everybody embedded."""
         return Description(facts={"setup_deadline_s": state.setup_deadline})
+
+
+@dataclass(frozen=True)
+class EqualOrEmbedded(EmbeddedLoads):
+    """Loads by speed as above; or equal ones, of points that are drawn anew for every answer.
+
+    Parameters
+    ----------
+    load
+        Points behind every answer, for networks: then there is no set-up. By default as many as a
+        client embeds in time.
+    optimiser
+        ``gd``, ``adam``, …
+    """
+
+    load: int | None = None
+    optimiser: str = "gd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_load(self)
+        optimiser(self.info.name, self.optimiser, same_points=False)
+
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> Any:
+        """Plan the set-up, if there is one."""
+        chosen = optimiser(self.info.name, self.optimiser, same_points=False)
+        if self.load is None:
+            return replace(super().start(task, fleet, model, limits, rng), optimiser=chosen)
+        return replace(self.first_state(task, model, 0.0), set_up=True, optimiser=chosen)
+
+    def asked(self, state: Any, wait: Wait, *, keep_late: bool = True) -> Ask:
+        """Return an ask for each client's gradient, as if over all its points."""
+        task, loads = state.task, None
+        work: Work = self.work
+        if self.load is not None:
+            batch = task.batch(state.round)
+            work = DrawnGradient(batch, state.round, task.held)
+            loads = np.minimum(task.points[batch], self.load)
+        model = state.question
+        return Ask(work, wait, loads, combine=EACH, keep_late=keep_late, model=model)
 
 
 def counts_of(replies: Iterable[Reply], task: Task) -> FloatArray:

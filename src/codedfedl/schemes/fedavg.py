@@ -1,28 +1,34 @@
 """`fedavg`: several local steps on each client, and the mean of the models."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from codedfedl.arrays import Array
 from codedfedl.core.client import LocalModel
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, State, Task
-from codedfedl.core.waiting import Everyone, Until, Wait
+from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, Task
+from codedfedl.core.task import Descent
+from codedfedl.core.waiting import Everyone, Fastest, Until, Wait
 from codedfedl.core.work import Work
+from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.schemes.settings import check_at_least_1, check_positive
+from codedfedl.learning.optimisers import optimiser
+from codedfedl.schemes.settings import all_but_slowest, check_at_least_1, check_drop, check_positive
 
 
 @dataclass(frozen=True, eq=False)
-class AveragedState(State):
+class AveragedState(Descent):
     """How long a round waits, in seconds; None: for all."""
 
     deadline: float | None = None
 
-    @property
-    def checkpointed(self) -> bool:
-        """True: the deadline is set once."""
-        return True
+    def towards(self, mean: Array) -> Any:
+        """Return the state after a step along its difference from a mean of local models.
+
+        Plain steps have size 1: the mean itself.
+        """
+        size = 1.0 if self.is_plain else self.task.step_size(self.round)
+        return self.moved_along(self.model - mean, size)
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,24 @@ class FedAvg(Scheme):
     step
         Size of a local step; by default the schedule's, which is often too large for the points
         of a single client.
+    points
+        Points of a local step, in a new order in every round; by default the whole mini-batch.
+    drop
+        Share of the clients that a round does not wait for, as in `greedy`.
+    proximal
+        Of a pull back to the model of the round, as in `fedprox`.
+    optimiser
+        Of the server, which takes what the models have moved for a gradient: ``gd`` takes their
+        mean; others have the schedule's step, or `server_step`.
     """
 
     local_steps: int = 5
     deadline: float | None = None
     step: float | None = None
+    points: int | None = None
+    drop: float = 0.0
+    proximal: float = 0.0
+    optimiser: str = "gd"
 
     info: ClassVar[Info] = Info(
         "fedavg",
@@ -52,36 +71,56 @@ class FedAvg(Scheme):
 
     def __post_init__(self) -> None:
         check_at_least_1(self, "local_steps")
-        check_positive(self, "deadline", "step")
+        check_positive(self, "deadline", "step", "points")
+        check_drop(self.info.name, self.drop)
+        optimiser(self.info.name, self.optimiser, same_points=False)
+        if self.deadline is not None and self.drop:
+            raise InputError(
+                f"{self.info.name} has a deadline of {self.deadline:g} s and drop = {self.drop:g}: "
+                "leave one out"
+            )
 
     def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
         """Refuse fleets for which waiting would never end."""
-        if self.deadline is None:
-            super().check(fleet, limits)
+        if self.points is not None and limits is not None:
+            raise InputError(
+                f"{self.info.name}.points is {self.points}, and nodes take steps over whole "
+                "mini-batches: leave it out, or simulate"
+            )
+        super().check(fleet if self.deadline is None else None, limits)
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> AveragedState:
         """Take the operator's deadline where no other is given."""
         deadline = self.deadline or (None if limits is None else limits.deadline)
-        return AveragedState(task, model, deadline=deadline)
+        chosen = optimiser(self.info.name, self.optimiser, same_points=False)
+        return AveragedState(task, model, optimiser=chosen, deadline=deadline)
 
-    def ask(self, state: AveragedState) -> Ask | None:
+    def ask(self, state: Any) -> Ask | None:
         """Ask for local steps."""
         if state.finished:
             return None
         task, batch = state.task, state.task.batch(state.round)
-        wait: Wait = Everyone() if state.deadline is None else Until(state.deadline)
         size = task.step_size(state.round)
         if self.step is not None:
             size *= self.step / task.schedule.step
-        return Ask(self._work(state, batch, size), wait, task.points[batch])
+        return Ask(self._work(state, batch, size), self._wait(state), task.points[batch])
+
+    def _wait(self, state: Any) -> Wait:
+        if state.deadline is not None:
+            return Until(state.deadline)
+        slowest: Fastest = all_but_slowest(self.drop, state.task.clients)
+        return slowest if self.drop else Everyone()
 
     def _work(self, state: Any, batch: int, size: float) -> Work:
-        return LocalModel(batch, self.local_steps, size, state.task.ridge)
+        return LocalModel(batch, self.local_steps, size, state.task.ridge, **self._steps_of(state))
 
-    def receive(self, state: Any, inbox: Inbox) -> State:
-        """Take the mean of the models that arrived; keep the old one if none did."""
-        model: Array = inbox.total("model") / inbox.points if inbox.points else state.model
-        averaged: State = replace(state, model=model, round=state.round + 1)
-        return averaged
+    def _steps_of(self, state: Any) -> dict[str, Any]:
+        """Return what else local steps need."""
+        return {"points": self.points, "proximal": self.proximal, "draw": state.round}
+
+    def receive(self, state: Any, inbox: Inbox) -> Any:
+        """Move to the mean of the models that arrived; keep the old one if none did."""
+        mean = inbox.total("model") / inbox.points if inbox.points else state.model
+        return state.towards(mean)

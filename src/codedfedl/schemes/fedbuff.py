@@ -10,15 +10,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl.core.protocol import EACH, Ask, Inbox, Info
+from codedfedl.core.protocol import Ask, Inbox, Info
 from codedfedl.core.waiting import Next
-from codedfedl.learning.optimisers import step
-from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState
+from codedfedl.schemes.embedded_loads import EmbeddedState, EqualOrEmbedded
 from codedfedl.schemes.settings import check_at_least_1
 
 
 @dataclass(frozen=True)
-class FedBuff(EmbeddedLoads):
+class FedBuff(EqualOrEmbedded):
     """Buffered asynchronous aggregation.
 
     Parameters
@@ -29,7 +28,7 @@ class FedBuff(EmbeddedLoads):
 
     buffer: int = 10
 
-    info: ClassVar[Info] = replace(EmbeddedLoads.info, name="fedbuff")
+    info: ClassVar[Info] = replace(EqualOrEmbedded.info, name="fedbuff")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,18 +37,14 @@ class FedBuff(EmbeddedLoads):
     def ask_round(self, state: EmbeddedState) -> Ask:
         """Ask the idle clients; continue with the next answers, whichever model they are for."""
         count = min(self.buffer, state.task.clients)
-        return Ask(self.work, Next(count), combine=EACH, keep_late=True)
+        return self.asked(state, Next(count))
 
     def receive_round(self, state: EmbeddedState, inbox: Inbox) -> EmbeddedState:
         """Step along the mean of the buffer."""
-        task, model = state.task, state.model
-        if inbox.replies:
-            ages = np.array([state.round - reply.round for reply in inbox.replies])
-            weights = 1 / np.sqrt(1 + ages) / task.held[[reply.client for reply in inbox.replies]]
-            total = sum(
-                float(weight) * reply.arrays["gradient"]
-                for weight, reply in zip(weights, inbox.replies, strict=True)
-            )
-            size = task.step_size(state.round)
-            model = step(model, total, len(inbox.replies), size, task.ridge)
-        return replace(state, model=model, round=state.round + 1)
+        ages = np.array([state.round - reply.round for reply in inbox.replies])
+        held = state.task.held[[reply.client for reply in inbox.replies]]
+        total = sum(
+            float(weight) * reply.arrays["gradient"]
+            for weight, reply in zip(1 / np.sqrt(1 + ages) / held, inbox.replies, strict=True)
+        )
+        return state.descended(total, len(inbox.replies))

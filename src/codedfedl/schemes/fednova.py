@@ -37,7 +37,7 @@ class FedNova(FedAvg):
     most_steps
         The most steps of any client. The mean number of steps multiplies the step on what slow
         clients send too: too many diverge.
-    deadline, step
+    deadline, step, points, drop, proximal, optimiser
         As of `FedAvg`.
     """
 
@@ -61,26 +61,30 @@ class FedNova(FedAvg):
     ) -> NovaState:
         """Choose the steps of every client and mini-batch."""
         steps = np.array([self._steps(fleet, points) for points in task.points])
-        deadline = super().start(task, fleet, model, limits).deadline
-        return NovaState(task, model, deadline=deadline, steps=steps)
+        first = super().start(task, fleet, model, limits)
+        how = {"optimiser": first.optimiser, "deadline": first.deadline}
+        return NovaState(task, model, **how, steps=steps)  # type: ignore[arg-type]
 
     def _steps(self, fleet: DelayModel, points: IntArray) -> IntArray:
         """Return as many steps as fit into the time of the slowest client, on average."""
         counts = np.arange(1, self.most_steps + 1)[:, None]
-        seconds = fleet.mean(counts * points)  # shape (most_steps, n)
+        each = points if self.points is None else np.minimum(points, self.points)
+        seconds = fleet.mean(counts * each)  # shape (most_steps, n)
         asked = (points > 0) & np.isfinite(seconds[0])  # whoever never answers is not waited for
         slowest = seconds[self.local_steps - 1][asked].max(initial=0.0)
         fitting = (seconds <= slowest * (1 + 1e-9)).sum(axis=0)
         return np.asarray(np.maximum(fitting, 1), dtype=np.int64)
 
     def _work(self, state: NovaState, batch: int, size: float) -> Work:
-        return LocalDirection(batch, state.steps[batch], size, state.task.ridge)
+        steps = state.steps[batch]
+        return LocalDirection(batch, steps, size, state.task.ridge, **self._steps_of(state))
 
     def receive(self, state: NovaState, inbox: Inbox) -> NovaState:
         """Go along the mean direction, for the mean number of steps of those who answered."""
-        model, batch = state.model, state.task.batch(state.round)
+        mean, batch = state.model, state.task.batch(state.round)
         if inbox.points:
             points = np.where(inbox.arrived, state.task.points[batch], 0)
             steps = float(points @ state.steps[batch] / points.sum())
-            model = model - inbox.total("direction") * (steps / inbox.points)
-        return replace(state, model=model, round=state.round + 1)
+            mean = mean - inbox.total("direction") * (steps / inbox.points)
+        moved: NovaState = state.towards(mean)
+        return moved

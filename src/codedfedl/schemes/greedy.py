@@ -4,13 +4,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from codedfedl.arrays import Array
-from codedfedl.core.client import Gradient
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
-from codedfedl.schemes.settings import all_but_slowest, check_drop
+from codedfedl.schemes.settings import (
+    all_but_slowest,
+    check_drop,
+    check_load,
+    equal_loads,
+    represented,
+)
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,14 @@ class Greedy(Scheme):
         ψ, the share of the clients that a round does not wait for, the slowest ones: ⌈(1 − ψ)·n⌉
         are waited for.
     optimiser
-        ``gd`` or ``nesterov``.
+        ``gd``, ``nesterov``, ``adam``, …
+    load
+        Points that each client processes in a round, drawn anew; by default its whole mini-batch.
     """
 
     drop: float = 0.1
     optimiser: str = "gd"
+    load: int | None = None
 
     info: ClassVar[Info] = Info(
         "greedy", frozenset({Disclosure.GRADIENTS}), waits="waits for a number of clients"
@@ -35,6 +43,7 @@ class Greedy(Scheme):
 
     def __post_init__(self) -> None:
         check_drop(self.info.name, self.drop)
+        check_load(self)
         optimiser(self.info.name, self.optimiser, same_points=False)
 
     def start(
@@ -48,10 +57,10 @@ class Greedy(Scheme):
         """Ask all for the gradient over all points, and wait for the fastest."""
         if state.finished:
             return None
-        batch = state.task.batch(state.round)
         wait = all_but_slowest(self.drop, state.task.clients)
-        return Ask(Gradient(batch), wait, state.task.points[batch], model=state.question)
+        work, loads = equal_loads(state.task, state.round, self.load)
+        return Ask(work, wait, loads, model=state.question)
 
     def receive(self, state: Descent, inbox: Inbox) -> Descent:
         """Take a step along the mean gradient of the points that arrived."""
-        return state.descended(inbox.total(), inbox.points)
+        return state.descended(inbox.total(), represented(state.task, state.round, inbox))

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from codedfedl.arrays import Array
-from codedfedl.core.protocol import EACH, Ask, Inbox, Info, Reply, Task
+from codedfedl.core.protocol import Ask, Inbox, Info, Reply, Task
 from codedfedl.core.waiting import Everyone, Fastest, Wait
-from codedfedl.learning.optimisers import step
-from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState, Table
+from codedfedl.schemes.embedded_loads import EmbeddedState, EqualOrEmbedded, Table
 from codedfedl.schemes.settings import all_but_slowest, check_drop
 
 
@@ -27,15 +26,12 @@ class TableState(EmbeddedState):
     def moved(self, replies: Iterable[Reply]) -> Self:
         """Return the state after a step along the table with some newer answers."""
         task, table = self.task, self.table.updated(replies)
-        model, points = self.model, table.points(task)
-        if points > 0:
-            size = task.step_size(self.round) / (1 + table.age(task, self.round))
-            model = step(model, table.total, points, size, task.ridge)
-        return replace(self, model=model, table=table, round=self.round + 1)
+        slower = 1 + table.age(task, self.round) if table.entries else 1.0
+        return replace(self, table=table).descended(table.total, table.points(task), slower)
 
 
 @dataclass(frozen=True)
-class MIFA(EmbeddedLoads):
+class MIFA(EqualOrEmbedded):
     """Wait for the fastest, reuse the others' last gradients; late clients drop their work.
 
     Parameters
@@ -47,7 +43,7 @@ class MIFA(EmbeddedLoads):
     drop: float = 0.2
 
     info: ClassVar[Info] = replace(
-        EmbeddedLoads.info, name="mifa", waits="waits for all in its first round"
+        EqualOrEmbedded.info, name="mifa", waits="waits for all in its first round"
     )
 
     def __post_init__(self) -> None:
@@ -65,7 +61,7 @@ class MIFA(EmbeddedLoads):
     def ask_round(self, state: TableState) -> Ask:
         """Ask everybody."""
         wait: Wait = self.awaited(state.task) if state.table.entries else Everyone()
-        return Ask(self.work, wait, combine=EACH)
+        return self.asked(state, wait, keep_late=False)
 
     def receive_round(self, state: TableState, inbox: Inbox) -> TableState:
         """Step along the table."""

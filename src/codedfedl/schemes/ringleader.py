@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codedfedl.arrays import Array
-from codedfedl.core.protocol import EACH, Ask, Inbox, Info, Reply, Task
+from codedfedl.core.protocol import Ask, Inbox, Info, Reply, Task
 from codedfedl.core.waiting import Next
-from codedfedl.schemes.embedded_loads import EmbeddedLoads
+from codedfedl.schemes.embedded_loads import EqualOrEmbedded
 from codedfedl.schemes.mifa import TableState
 
 
@@ -35,11 +35,11 @@ class RingState(TableState):
 
 
 @dataclass(frozen=True)
-class Ringleader(EmbeddedLoads):
+class Ringleader(EqualOrEmbedded):
     """Asynchronous steps along a table in which every client is represented."""
 
     info: ClassVar[Info] = replace(
-        EmbeddedLoads.info, name="ringleader", waits="gathers until all have answered"
+        EqualOrEmbedded.info, name="ringleader", waits="gathers until all have answered"
     )
 
     def first_state(self, task: Task, model: Array, setup_deadline: float) -> RingState:
@@ -48,7 +48,7 @@ class Ringleader(EmbeddedLoads):
 
     def ask_round(self, state: RingState) -> Ask:
         """Ask the idle clients, and continue with the next answer."""
-        return Ask(self.work, Next(1), combine=EACH, keep_late=True)
+        return self.asked(state, Next(1))
 
     def receive_round(self, state: RingState, inbox: Inbox) -> RingState:
         """Gather, or step."""

@@ -5,8 +5,13 @@
 
 from math import ceil, inf
 
-from codedfedl.core.protocol import Scheme
+import numpy as np
+
+from codedfedl.arrays import IntArray
+from codedfedl.core.client import DrawnGradient, Gradient
+from codedfedl.core.protocol import Inbox, Scheme, Task
 from codedfedl.core.waiting import Fastest
+from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 
 
@@ -24,6 +29,30 @@ def check_at_least_1(scheme: Scheme, *names: str) -> None:
         if getattr(scheme, name) < 1:
             value = getattr(scheme, name)
             raise InputError(f"{scheme.info.name}.{name} is {value}: must be at least 1")
+
+
+def check_load(scheme: Scheme) -> None:
+    """Refuse a `load` below 1."""
+    load = getattr(scheme, "load")  # noqa: B009
+    if load is not None and load < 1:
+        raise InputError(f"{scheme.info.name}.load is {load}: must be at least 1")
+
+
+def equal_loads(task: Task, round_: int, load: int | None) -> tuple[Work, IntArray]:
+    """Return the gradient over a mini-batch's points, and how many each client processes.
+
+    With a `load`, these are so many, drawn anew in every round, and stand for all that it has.
+    """
+    batch = task.batch(round_)
+    points = np.asarray(task.points[batch])
+    if load is None:
+        return Gradient(batch), points
+    return DrawnGradient(batch, round_, points), np.minimum(points, load)
+
+
+def represented(task: Task, round_: int, inbox: Inbox) -> float:
+    """Return how many points the answers of a round stand for."""
+    return float(task.points[task.batch(round_)][inbox.arrived].sum())
 
 
 def check_drop(scheme: str, drop: float) -> None:

@@ -10,16 +10,17 @@ from typing import ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, IntArray
-from codedfedl.core.client import Gradient
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, State, Task
+from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.schemes.settings import check_at_least_1
+from codedfedl.learning.optimisers import optimiser
+from codedfedl.schemes.settings import check_at_least_1, check_load, equal_loads, represented
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TieredState(State):
+class TieredState(Descent):
     """Tiers.
 
     Attributes
@@ -33,11 +34,6 @@ class TieredState(State):
     tiers: IntArray
     drawn: IntArray
 
-    @property
-    def checkpointed(self) -> bool:
-        """True: tiers are made and drawn once."""
-        return True
-
 
 @dataclass(frozen=True)
 class TiFL(Scheme):
@@ -47,9 +43,15 @@ class TiFL(Scheme):
     ----------
     tiers
         How many there are, as equal in size as can be; no more than clients.
+    optimiser
+        ``gd``, ``adam``, …
+    load
+        Points that each client processes in a round, drawn anew; by default its whole mini-batch.
     """
 
     tiers: int = 5
+    optimiser: str = "gd"
+    load: int | None = None
 
     info: ClassVar[Info] = Info(
         "tifl", frozenset({Disclosure.GRADIENTS}), waits="waits for all clients of a tier"
@@ -57,6 +59,8 @@ class TiFL(Scheme):
 
     def __post_init__(self) -> None:
         check_at_least_1(self, "tiers")
+        check_load(self)
+        optimiser(self.info.name, self.optimiser, same_points=False)
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
@@ -68,16 +72,17 @@ class TiFL(Scheme):
         for tier, members in enumerate(np.array_split(order, count)):
             tiers[members] = tier
         drawn = (rng or np.random.default_rng(0)).integers(count, size=task.rounds)
-        return TieredState(task, model, tiers=tiers, drawn=drawn)
+        chosen = optimiser(self.info.name, self.optimiser, same_points=False)
+        return TieredState(task, model, optimiser=chosen, tiers=tiers, drawn=drawn)
 
     def ask(self, state: TieredState) -> Ask | None:
         """Ask one tier for the gradient over all its points, and wait for all of it."""
         if state.finished:
             return None
-        batch = state.task.batch(state.round)
-        loads = np.where(state.tiers == state.drawn[state.round], state.task.points[batch], 0)
-        return Ask(Gradient(batch), Everyone(), loads)
+        work, loads = equal_loads(state.task, state.round, self.load)
+        asked = np.where(state.tiers == state.drawn[state.round], loads, 0)
+        return Ask(work, Everyone(), asked, model=state.question)
 
     def receive(self, state: TieredState, inbox: Inbox) -> State:
         """Take a step along the mean gradient of the tier."""
-        return state.descended(inbox.total(), inbox.points)
+        return state.descended(inbox.total(), represented(state.task, state.round, inbox))

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from codedfedl.arrays import Array
-from codedfedl.core.client import Embedded, Gradient
+from codedfedl.core.client import Embedded
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
+from codedfedl.schemes.settings import check_load, equal_loads, represented
 
 __all__ = ["Uncoded"]
 
@@ -22,10 +23,13 @@ class Uncoded(Scheme):
     Parameters
     ----------
     optimiser
-        ``gd``, ``nesterov``, or ``block-cg``, which ignores mini-batches.
+        ``gd``, ``nesterov``, ``adam``, …; or ``block-cg``, which ignores mini-batches.
+    load
+        Points that each client processes in a round, drawn anew; by default its whole mini-batch.
     """
 
     optimiser: str = "gd"
+    load: int | None = None
 
     info: ClassVar[Info] = Info(
         "uncoded",
@@ -36,13 +40,14 @@ class Uncoded(Scheme):
     )
 
     def __post_init__(self) -> None:
-        optimiser(self.info.name, self.optimiser, same_points=True)
+        check_load(self)
+        optimiser(self.info.name, self.optimiser, same_points=self.load is None)
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> Descent:
         """Start at 0."""
-        chosen = optimiser(self.info.name, self.optimiser, same_points=True)
+        chosen = optimiser(self.info.name, self.optimiser, same_points=self.load is None)
         return Descent(task, model, optimiser=chosen)
 
     def ask(self, state: Descent) -> Ask | None:
@@ -51,9 +56,10 @@ class Uncoded(Scheme):
             return None
         if state.optimiser.same_points:
             return Ask(Embedded(grows=False), Everyone(), model=state.question)
-        batch = state.task.batch(state.round)
-        return Ask(Gradient(batch), Everyone(), state.task.points[batch], model=state.question)
+        work, loads = equal_loads(state.task, state.round, self.load)
+        return Ask(work, Everyone(), loads, model=state.question)
 
     def receive(self, state: Descent, inbox: Inbox) -> Descent:
         """Take a step along the full gradient."""
-        return state.descended(inbox.total(), inbox.points)
+        points = inbox.points if self.load is None else represented(state.task, state.round, inbox)
+        return state.descended(inbox.total(), points)

@@ -7,6 +7,7 @@ lines say who arrived; and each of those clients answers, or the fast path sums 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -26,6 +27,7 @@ from codedfedl.simulation.client_data import Problem, SimulatedClient
 from codedfedl.simulation.clock import OWN_PACE, Clock, Timeline, has_own_pace
 from codedfedl.simulation.evaluation import Measuring
 from codedfedl.simulation.fast import FastSums, Question
+from codedfedl.simulation.networks import Job, answers
 from codedfedl.simulation.quadratics import Objectives
 
 SETUPS_AT_ONCE = 8  # The parity of so many settings is in memory at one time.
@@ -245,20 +247,27 @@ class Simulation:
                     for s, a in pairs
                 ]
             )
+        left = [
+            (setting, job)
+            for k, (setting, arrival) in enumerate(pairs)
+            for job in arrival.done
+            if k not in summed or job.round != arrival.round
+        ]
+        replies = self._replies(left)
         for k, (setting, arrival) in enumerate(pairs):
-            inbox = summed[k] if k in summed else self._answers(setting, arrival)
             if k in summed:
-                earlier = [job for job in arrival.done if job.round != arrival.round]
-                inbox = replace(inbox, replies=tuple(self._reply(setting, j) for j in earlier))
+                late = sum(job.round != arrival.round for job in arrival.done)
+                inbox = replace(summed[k], replies=tuple(islice(replies, late)))
+            else:
+                inbox = self._answers(arrival, replies)
             awaited = {job.round for job in setting.timeline.pending}
             setting.models = {r: model for r, model in setting.models.items() if r in awaited}
             yield replace(inbox, timings=arrival.timings, server_done=arrival.server_done)
 
-    def _answers(self, setting: Setting, arrivals: Arrivals) -> Inbox:
-        """Let each client that arrived do its work."""
+    def _answers(self, arrivals: Arrivals, answers: Iterator[Reply]) -> Inbox:
+        """Give the server what those who arrived answer, the next ones of some answers."""
         ask, total, replies = arrivals.ask, RunningSum(), []
-        for job in arrivals.done:
-            reply = self._reply(setting, job)
+        for job, reply in zip(arrivals.done, islice(answers, len(arrivals.done)), strict=True):
             if ask.combine is SUM and job.round == arrivals.round:
                 total.add(reply.arrays)
             else:
@@ -270,13 +279,21 @@ class Simulation:
         loads = np.where(arrivals.arrived, arrivals.loads, 0)
         return Inbox(arrivals.arrived, points, sums, loads=loads)
 
-    def _reply(self, setting: Setting, job: Assignment) -> Reply:
-        """Let a client do its work, on the model that it was asked about."""
+    def _replies(self, left: Sequence[tuple[Setting, Assignment]]) -> Iterator[Reply]:
+        """Let clients do their work: at once for networks, and else one when it is wanted."""
+        jobs = [self._job(setting, job) for setting, job in left]
+        together = iter(answers([job for job in jobs if not job.client.learner.quadratic]))
+        for (_, given), (work, client, load, model) in zip(left, jobs, strict=True):
+            alone = client.learner.quadratic
+            answer = work.answer(client, load, model) if alone else next(together)
+            yield Reply(given.client, given.round, answer.points, answer.arrays, model)
+
+    def _job(self, setting: Setting, job: Assignment) -> Job:
+        """Return what a client is to do, with the model that it was asked about."""
         learner = setting.state.task.learner
         client = SimulatedClient(self.problem.batches, job.client, self.seed, learner=learner)
         model = setting.models.get(job.round, setting.driver.question)
-        answer = job.work.for_client(job.client).answer(client, job.load, model)
-        return Reply(job.client, job.round, answer.points, answer.arrays, model)
+        return Job(job.work.for_client(job.client), client, job.load, model)
 
     def _noisy(
         self, sums: Mapping[str, Array], sigma: float, arrivals: Arrivals

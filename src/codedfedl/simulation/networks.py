@@ -1,16 +1,85 @@
-"""Gradients of networks, of many clients at once."""
+"""What clients answer about networks, of many clients at once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array, IntArray
-from codedfedl.core.gradients import Terms
-from codedfedl.core.work import Client
+from codedfedl.core.client import LocalModel
+from codedfedl.core.gradients import PointGradient, Terms
+from codedfedl.core.rounded import Rounded
+from codedfedl.core.work import Answer, Client, Work
 
-__all__ = ["joined", "summed_gradient"]
+__all__ = ["Job", "answers", "joined", "summed_gradient"]
+
+
+class Job(NamedTuple):
+    """What a client is to answer: `work` is its own part."""
+
+    work: Work
+    client: Client
+    load: int
+    model: Array
+
+
+def answers(jobs: Sequence[Job]) -> list[Answer]:
+    """Return the answers to jobs: gradients together, and local steps of one kind together."""
+    made: dict[int, Answer] = {}
+    groups: dict[Any, list[int]] = {}
+    for k, job in enumerate(jobs):
+        groups.setdefault(_group(job), []).append(k)
+    for (_, way, *_), members in groups.items():
+        made |= zip(members, way([jobs[k] for k in members]), strict=True)
+    return [
+        job.work.rounded(made[k], job.client, job.model)
+        if isinstance(job.work, Rounded)
+        else made[k]
+        for k, job in enumerate(jobs)
+    ]
+
+
+def _plain(job: Job) -> Any:
+    return job.work.work if isinstance(job.work, Rounded) else job.work
+
+
+def _group(job: Job) -> tuple[Any, ...]:
+    """Return the learner, and how the jobs of a group are done together."""
+    work, learner = _plain(job), job.client.learner
+    if type(work).answer is PointGradient.answer:
+        return (learner, _gradients)
+    if type(work).answer is LocalModel.answer:
+        return (learner, _trained, *work.how.values())
+    return (learner, _one_by_one)
+
+
+def _gradients(jobs: Sequence[Job]) -> list[Answer]:
+    parts = [joined(list(_plain(job).terms(job.client, job.load))) for job in jobs]
+    features, targets, _, weights = zip(*parts, strict=True)
+    gradients = jobs[0].client.learner.many_gradients(_models(jobs), features, targets, weights)
+    return [Answer(job.load, {"gradient": g}) for job, g in zip(jobs, gradients, strict=True)]
+
+
+def _trained(jobs: Sequence[Job]) -> list[Answer]:
+    points, counts, rngs = zip(
+        *(_plain(job).stepped_on(job.client, job.load) for job in jobs), strict=True
+    )
+    features, targets = zip(*points, strict=True)
+    learner, how = jobs[0].client.learner, _plain(jobs[0]).how
+    after = learner.many_steps(_models(jobs), features, targets, counts=counts, rngs=rngs, **how)
+    return [
+        _plain(job).of_trained(model, job.model, job.load)
+        for job, model in zip(jobs, after, strict=True)
+    ]
+
+
+def _one_by_one(jobs: Sequence[Job]) -> list[Answer]:
+    return [_plain(job).answer(job.client, job.load, job.model) for job in jobs]
+
+
+def _models(jobs: Sequence[Job]) -> Array:
+    return array_namespace(jobs[0].model).stack([job.model for job in jobs])
 
 
 def summed_gradient(

@@ -81,13 +81,14 @@ class SeedUnit:
 
     def contenders(self) -> list[Contender]:
         """Give every setting its task and its fleets; equal ones share their random delays."""
-        made: dict[str, tuple[Task, DelayModel, DelayModel]] = {}
+        tasks: dict[str, Task] = {}
+        made: dict[tuple[str, int, float | None], tuple[Task, DelayModel, DelayModel]] = {}
         parts, contenders = self.deal(), []
         for cell in self.cells:
             experiment, training, config = cell.experiment, cell.experiment.training, cell.config
             key = experiment.model_dump_json(include={"fleet", "training", "model"})
-            if key not in made:
-                task = task_of(
+            if key not in tasks:
+                tasks[key] = task_of(
                     self.dataset,
                     parts,
                     self.features,
@@ -96,11 +97,14 @@ class SeedUnit:
                     ridge=training.ridge,
                     learner=self.learner(cell),
                 )
-                made[key] = (task, *_planned_and_actual(experiment.fleet, self, task))
-            most = int(made[key][0].held.max())
+            most = int(tasks[key].held.max())
             scheme = scheme_for(config.name, config.settings, most, secure=bool(config.secure))
+            entry = (key, scheme.message_bits, scheme.server_step)
+            if entry not in made:
+                task = scheme.own_task(tasks[key])
+                made[entry] = (task, *_planned_and_actual(experiment.fleet, self, task))
             contender = Contender(
-                cell.label, scheme, *made[key], followed=training.objective, hours=training.hours
+                cell.label, scheme, *made[entry], followed=training.objective, hours=training.hours
             )
             contenders.append(contender)
         return contenders

@@ -303,6 +303,9 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
         "steps": whole(1, MAX_STEPS),
         "step_size": positive,
         "ridge": real(0),
+        "points": one_of(None),  # a step over few points would say more of them
+        "proximal": real(0),
+        "draw": whole(),
     }
     private: Rules = {
         "chances": chance,

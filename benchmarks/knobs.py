@@ -1,0 +1,151 @@
+"""The knobs of `reproduce deep`: chosen for each scheme on the training loss, by halving.
+
+Run with `python -m benchmarks.knobs --dataset mnist --fleet paper [--out FILE] [--cores N]`. All
+candidates of a scheme are played for a while on seed 100, the third with the lowest loss on the
+training points for twice as long, and so on, until one is left. No test point is looked at. The
+chosen [[schemes]] tables are printed; they are stored in the experiment `deep-DATASET-FLEET`.
+"""
+
+import argparse
+import json
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codedfedl.experiments import built_in
+from codedfedl.reproduce.deep import FLEETS, TARGETS
+from codedfedl.runs.config import Experiment
+from codedfedl.runs.grid import cells
+from codedfedl.simulation.engine import Simulation
+from codedfedl.simulation.units import datasets, units
+
+Table = dict[str, Any]
+Knobs = dict[str, list[Any]]
+
+SEED = 100
+HOURS = {"paper": 0.25, "phones": 0.0015}  # of the first turn
+STEPS = [0.002, 0.004, 0.008]
+LOADS = {"paper": [1, 2, 4, 16], "phones": [4, 16, 64]}
+WINDOWS = {"paper": [4.0, 8.0, 16.0, 32.0], "phones": [0.03, 0.1, 0.3, 1.0]}
+LOCAL: Knobs = {
+    "local_steps": [2, 5, 20],
+    "points": [1, 4, 16],
+    "step": [0.03, 0.1],
+}
+
+
+def candidates(fleet: str) -> list[tuple[Table, Knobs]]:
+    """Return every scheme's fixed settings, and the knobs that are tried."""
+    adam = {"optimiser": "adam"}
+    equal: Knobs = {"load": LOADS[fleet], "server_step": STEPS}
+    ours: Knobs = {"server_step": STEPS, "weights": ["class", "client"]}
+    drops: Knobs = {"drop": [0.1, 0.2, 0.4]}
+    nova: Knobs = LOCAL | {"local_steps": [1], "most_steps": [10, 50]}
+    return [
+        ({"name": "paced", "least": 1, "message_bits": 32}, ours),
+        ({"name": "paced", "least": 1, "message_bits": 8}, ours),
+        ({"name": "paced", "least": 10, "message_bits": 32}, ours),
+        ({"name": "paced", "least": 10, "message_bits": 8}, ours),
+        (
+            {"name": "anytime"},
+            {"window": WINDOWS[fleet], "weights": ["points", "client"], "server_step": STEPS},
+        ),
+        ({"name": "uncoded"} | adam, equal),
+        ({"name": "greedy"} | adam, equal | drops),
+        ({"name": "tifl"} | adam, equal),
+        ({"name": "mifa"} | adam, equal | drops),
+        ({"name": "dsag"} | adam, equal | drops),
+        ({"name": "fedbuff"} | adam, equal | {"buffer": [5, 10]}),
+        ({"name": "ringleader"} | adam, equal),
+        ({"name": "fedavg"}, LOCAL | {"drop": [0.0, 0.2]}),
+        ({"name": "fednova"}, nova),
+    ]
+
+
+def expanded(fixed: Table, knobs: Knobs) -> list[Table]:
+    """Return every combination of some knobs."""
+    return [fixed | dict(zip(knobs, point, strict=True)) for point in product(*knobs.values())]
+
+
+class Problems:
+    """The data of a case, in memory once for all processes."""
+
+    def __init__(self, dataset: str, fleet: str, data: str | None) -> None:
+        self.experiment = built_in(f"deep-{dataset}-{fleet}", {"seeds": [SEED]})
+        first = cells(self.experiment)[:1]
+        self.loaded = datasets(first, data)
+        (unit,) = units(first, [SEED], self.loaded)
+        self.problem = unit.problem()
+
+    def loss(self, table: Table, hours: float) -> float:
+        """Return a setting's mean loss on the training points after some hours."""
+        made = self.experiment.model_dump(exclude_none=True)
+        made["training"] |= {"hours": hours}
+        experiment = Experiment.model_validate(made | {"schemes": [table]})
+        (unit,) = units(cells(experiment), [SEED], self.loaded)
+        run = Simulation(self.problem, unit.contenders(), SEED)
+        run.measuring.add = lambda settings: None  # type: ignore[method-assign]
+        run.measuring.complete = lambda settings: None  # type: ignore[method-assign]
+        for _ in run.run():
+            pass
+        state, batch = run.settings[0].state, self.problem.batches[0]
+        loss = state.task.learner.loss(state.model, batch.features, batch.targets)
+        return float(np.nan_to_num(loss / len(batch.targets), nan=np.inf))
+
+
+problems: Problems | None = None
+
+
+def played(job: tuple[Table, float]) -> float:
+    import torch
+
+    torch.set_num_threads(1)
+    assert problems is not None
+    try:
+        return problems.loss(*job)
+    except Exception as error:  # a setting that cannot be played loses
+        print(f"{job}: {error}", flush=True)
+        return float("inf")
+
+
+def main() -> None:
+    global problems  # noqa: PLW0603  # forked processes share it
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset", choices=list(TARGETS), default="mnist")
+    parser.add_argument("--fleet", choices=FLEETS, default="paper")
+    parser.add_argument("--scheme", nargs="*")
+    parser.add_argument("--data")
+    parser.add_argument("--out")
+    parser.add_argument("--cores", type=int, default=2)
+    options = parser.parse_args()
+    groups = [
+        expanded(fixed, knobs)
+        for fixed, knobs in candidates(options.fleet)
+        if not options.scheme or fixed["name"] in options.scheme
+    ]
+    problems = Problems(options.dataset, options.fleet, options.data)
+    hours, log = HOURS[options.fleet], []
+    with get_context("fork").Pool(options.cores) as pool:
+        while any(len(group) > 1 for group in groups):
+            jobs = [(table, hours) for group in groups if len(group) > 1 for table in group]
+            losses = iter(pool.map(played, jobs, chunksize=1))
+            for k, group in enumerate(groups):
+                if len(group) > 1:
+                    ranked = sorted(((next(losses), t) for t in group), key=lambda pair: pair[0])
+                    log += [{"hours": hours, "loss": loss} | table for loss, table in ranked]
+                    groups[k] = [table for _, table in ranked[: (len(group) + 1) // 3 or 1]]
+            hours *= 2
+            print(f"{hours:g} h: {sum(map(len, groups))} settings left", flush=True)
+            if options.out:
+                chosen = {"chosen": [group[0] for group in groups], "log": log}
+                Path(options.out).write_text(json.dumps(chosen))
+    for group in groups:
+        print("\n[[schemes]]")
+        print("\n".join(f"{key} = {json.dumps(value)}" for key, value in group[0].items()))
+
+
+if __name__ == "__main__":
+    main()
