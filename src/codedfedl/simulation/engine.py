@@ -27,7 +27,7 @@ from codedfedl.simulation.client_data import Problem, SimulatedClient
 from codedfedl.simulation.clock import OWN_PACE, Clock, Timeline, has_own_pace
 from codedfedl.simulation.evaluation import Measuring
 from codedfedl.simulation.fast import FastSums, Question
-from codedfedl.simulation.networks import Job, answers
+from codedfedl.simulation.networks import NetworkJob, answers
 from codedfedl.simulation.quadratics import Objectives
 
 SETUPS_AT_ONCE = 8  # The parity of so many settings is in memory at one time.
@@ -288,12 +288,12 @@ class Simulation:
             answer = work.answer(client, load, model) if alone else next(together)
             yield Reply(given.client, given.round, answer.points, answer.arrays, model)
 
-    def _job(self, setting: Setting, job: Assignment) -> Job:
+    def _job(self, setting: Setting, job: Assignment) -> NetworkJob:
         """Return what a client is to do, with the model that it was asked about."""
         learner = setting.state.task.learner
         client = SimulatedClient(self.problem.batches, job.client, self.seed, learner=learner)
         model = setting.models.get(job.round, setting.driver.question)
-        return Job(job.work.for_client(job.client), client, job.load, model)
+        return NetworkJob(job.work.for_client(job.client), client, job.load, model)
 
     def _noisy(
         self, sums: Mapping[str, Array], sigma: float, arrivals: Arrivals

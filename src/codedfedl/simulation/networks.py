@@ -12,10 +12,10 @@ from codedfedl.core.gradients import PointGradient, Terms
 from codedfedl.core.rounded import Rounded
 from codedfedl.core.work import Answer, Client, Work
 
-__all__ = ["Job", "answers", "joined", "summed_gradient"]
+__all__ = ["NetworkJob", "answers", "joined", "summed_gradient"]
 
 
-class Job(NamedTuple):
+class NetworkJob(NamedTuple):
     """What a client is to answer: `work` is its own part."""
 
     work: Work
@@ -24,7 +24,7 @@ class Job(NamedTuple):
     model: Array
 
 
-def answers(jobs: Sequence[Job]) -> list[Answer]:
+def answers(jobs: Sequence[NetworkJob]) -> list[Answer]:
     """Return the answers to jobs: gradients together, and local steps of one kind together."""
     made: dict[int, Answer] = {}
     groups: dict[Any, list[int]] = {}
@@ -40,11 +40,11 @@ def answers(jobs: Sequence[Job]) -> list[Answer]:
     ]
 
 
-def _plain(job: Job) -> Any:
+def _plain(job: NetworkJob) -> Any:
     return job.work.work if isinstance(job.work, Rounded) else job.work
 
 
-def _group(job: Job) -> tuple[Any, ...]:
+def _group(job: NetworkJob) -> tuple[Any, ...]:
     """Return the learner, and how the jobs of a group are done together."""
     work, learner = _plain(job), job.client.learner
     if type(work).answer is PointGradient.answer:
@@ -54,14 +54,14 @@ def _group(job: Job) -> tuple[Any, ...]:
     return (learner, _one_by_one)
 
 
-def _gradients(jobs: Sequence[Job]) -> list[Answer]:
+def _gradients(jobs: Sequence[NetworkJob]) -> list[Answer]:
     parts = [joined(list(_plain(job).terms(job.client, job.load))) for job in jobs]
     features, targets, _, weights = zip(*parts, strict=True)
     gradients = jobs[0].client.learner.many_gradients(_models(jobs), features, targets, weights)
     return [Answer(job.load, {"gradient": g}) for job, g in zip(jobs, gradients, strict=True)]
 
 
-def _trained(jobs: Sequence[Job]) -> list[Answer]:
+def _trained(jobs: Sequence[NetworkJob]) -> list[Answer]:
     points, counts, rngs = zip(
         *(_plain(job).stepped_on(job.client, job.load) for job in jobs), strict=True
     )
@@ -74,11 +74,11 @@ def _trained(jobs: Sequence[Job]) -> list[Answer]:
     ]
 
 
-def _one_by_one(jobs: Sequence[Job]) -> list[Answer]:
+def _one_by_one(jobs: Sequence[NetworkJob]) -> list[Answer]:
     return [_plain(job).answer(job.client, job.load, job.model) for job in jobs]
 
 
-def _models(jobs: Sequence[Job]) -> Array:
+def _models(jobs: Sequence[NetworkJob]) -> Array:
     return array_namespace(jobs[0].model).stack([job.model for job in jobs])
 
 
