@@ -14,8 +14,9 @@ from codedfedl.core.waiting import Fastest
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.schemes import SCHEMES, settings_of
+from codedfedl.schemes.dsag import DSAG
 from codedfedl.schemes.greedy import Greedy
-from codedfedl.schemes.mifa import MIFA
+from codedfedl.schemes.mifa import MIFA, TableState
 from codedfedl.schemes.settings import all_but_slowest
 
 DROPPING = [name for name in SCHEMES if "drop" in settings_of(name)]
@@ -30,13 +31,14 @@ def test_no_more_than_the_share_is_dropped(percent: int, clients: int) -> None:
 
 
 @pytest.mark.parametrize(("drop", "clients", "count"), [(0.25, 6, 5), (0.1, 5, 5), (0.2, 6, 5)])
-def test_greedy_and_mifa_wait_for_as_many(drop: float, clients: int, count: int) -> None:
+def test_greedy_mifa_and_dsag_wait_for_as_many(drop: float, clients: int, count: int) -> None:
     """⌈4.5⌉, ⌈4.5⌉ and ⌈4.8⌉; rounding to even would make the first two 4."""
     task = Task(Workload(3, 1), 1, np.full((1, clients), 9), 2, Schedule(), 0.0)
     greedy = Greedy(drop)
     ask = greedy.ask(greedy.start(task, _no_fleet(), None))
     assert ask is not None
-    assert ask.wait == MIFA(drop=drop).awaited(task) == Fastest(count)
+    mixed = DSAG(drop=drop).ask_round(TableState(task, None, setup_deadline=1.0))
+    assert ask.wait == MIFA(drop=drop).awaited(task) == mixed.wait == Fastest(count)
 
 
 def _no_fleet() -> Any:

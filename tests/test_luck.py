@@ -80,6 +80,13 @@ class TestSetUp:
         again = prepared()
         np.testing.assert_array_equal(setup(again, work).arrival_times, times[0])
 
+    def test_an_answer_of_three_packets_takes_the_time_of_two_more(self) -> None:
+        first, all_three = (setup(prepared(), work) for work in (Gradient(0), Large(0)))
+        added = packets(all_three.arrival_times, first.arrival_times)
+        np.testing.assert_allclose(added, np.round(added), atol=1e-6)
+        assert (added > 2 - 1e-6).all()
+        assert (added > 2.5).any()  # of 40 clients, somebody's packet is lost
+
     @pytest.mark.parametrize("work", [PARITY, Gram(), BlockParity(Code("dealt", 2), 5, 32)])
     def test_a_later_upload_loses_other_packets(self, work: Work) -> None:
         line, uploads = timeline(), [np.zeros(CLIENTS)]

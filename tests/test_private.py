@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from codedfedl.arrays import FloatArray
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, clipped
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.waiting import Everyone, arrivals
@@ -22,10 +23,11 @@ from codedfedl.fleet.devices import Workload
 from codedfedl.planning.noisy_descent import RESIDUAL, eigenvalues, learning_errors
 from codedfedl.planning.private import plan_private
 from codedfedl.privacy.accounting import Account, Release
-from codedfedl.privacy.fixed_point import FixedPoint, noise_steps
+from codedfedl.privacy.fixed_point import FixedPoint, Residues, noise_steps
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.private import Private, PrivateState
+from codedfedl.simulation import engine
 from codedfedl.simulation.assignments import Arrivals
 from codedfedl.simulation.experiment import simulate
 from tests.private_runs import check_resumes_exactly, experiment, played, simulation
@@ -253,6 +255,17 @@ class TestAccount:
         (setting,) = played(experiment(asked))
         assert len(setting.rounds) == 5  # the moments first
         assert setting.driver.ask() is None
+
+    def test_every_sum_has_noise_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn: list[bytes] = []
+
+        def noted(sigma: float, normal: FloatArray) -> Residues:
+            drawn.append(normal.ravel()[:8].tobytes())
+            return noise_steps(sigma, normal)
+
+        monkeypatch.setattr(engine, "noise_steps", noted)
+        played(experiment({"name": "private", "rounds": 4, "deadline": 60.0}))
+        assert len(set(drawn)) == len(drawn) >= 5
 
     def test_a_sum_of_one_client_is_not_given_out(self) -> None:
         run = simulation(experiment({"name": "private", "hours": 0.5}))
