@@ -19,7 +19,7 @@ from codedfedl.experiments import built_in
 from codedfedl.reproduce.deep import FLEETS, TARGETS
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.grid import cells
-from codedfedl.simulation.engine import Simulation
+from codedfedl.simulation.engine import Contender, Simulation
 from codedfedl.simulation.units import datasets, units
 
 Table = dict[str, Any]
@@ -27,14 +27,9 @@ Knobs = dict[str, list[Any]]
 
 SEED = 100
 HOURS = {"paper": 0.25, "phones": 0.0015}  # of the first turn
-STEPS = [0.002, 0.004, 0.008]
+STEPS = [0.002, 0.004, 0.008, 0.016]
 LOADS = {"paper": [1, 2, 4, 16], "phones": [4, 16, 64]}
 WINDOWS = {"paper": [4.0, 8.0, 16.0, 32.0], "phones": [0.03, 0.1, 0.3, 1.0]}
-LOCAL: Knobs = {
-    "local_steps": [2, 5, 20],
-    "points": [1, 4, 16],
-    "step": [0.03, 0.1],
-}
 
 
 def candidates(fleet: str) -> list[tuple[Table, Knobs]]:
@@ -43,7 +38,9 @@ def candidates(fleet: str) -> list[tuple[Table, Knobs]]:
     equal: Knobs = {"load": LOADS[fleet], "server_step": STEPS}
     ours: Knobs = {"server_step": STEPS, "weights": ["class", "client"]}
     drops: Knobs = {"drop": [0.1, 0.2, 0.4]}
-    nova: Knobs = LOCAL | {"local_steps": [1], "most_steps": [10, 50]}
+    local: Knobs = {"local_steps": [2, 10], "points": [1, 8], "step": [0.03, 0.1]}
+    adaptive: Knobs = {"drop": [0.0, 0.2], "server_step": [0.003, 0.01]}
+    nova: Knobs = local | {"local_steps": [1], "most_steps": [10, 50]}
     return [
         ({"name": "paced", "least": 1, "message_bits": 32}, ours),
         ({"name": "paced", "least": 1, "message_bits": 8}, ours),
@@ -60,8 +57,13 @@ def candidates(fleet: str) -> list[tuple[Table, Knobs]]:
         ({"name": "dsag"} | adam, equal | drops),
         ({"name": "fedbuff"} | adam, equal | {"buffer": [5, 10]}),
         ({"name": "ringleader"} | adam, equal),
-        ({"name": "fedavg"}, LOCAL | {"drop": [0.0, 0.2]}),
+        ({"name": "fedavg"}, local | {"drop": [0.0, 0.2]}),
         ({"name": "fednova"}, nova),
+        ({"name": "fedprox"}, local | {"proximal": [0.01, 0.1]}),
+        ({"name": "fedadam"}, local | adaptive),
+        ({"name": "fedyogi"}, local | adaptive),
+        ({"name": "fedau", "drop": 0.2}, local),
+        ({"name": "malenia"} | adam, equal | {"enough": [1.0, 4.0]}),
     ]
 
 
@@ -73,20 +75,27 @@ def expanded(fixed: Table, knobs: Knobs) -> list[Table]:
 class Problems:
     """The data of a case, in memory once for all processes."""
 
-    def __init__(self, dataset: str, fleet: str, data: str | None) -> None:
-        self.experiment = built_in(f"deep-{dataset}-{fleet}", {"seeds": [SEED]})
+    def __init__(
+        self, dataset: str, fleet: str, data: str | None, changes: Table | None = None
+    ) -> None:
+        seeds = {"seeds": [SEED]} | (changes or {})
+        self.experiment = built_in(f"deep-{dataset}-{fleet}", seeds)
         first = cells(self.experiment)[:1]
         self.loaded = datasets(first, data)
         (unit,) = units(first, [SEED], self.loaded)
         self.problem = unit.problem()
 
-    def loss(self, table: Table, hours: float) -> float:
-        """Return a setting's mean loss on the training points after some hours."""
+    def contenders(self, table: Table, hours: float) -> list[Contender]:
+        """Return a setting that ends after some hours."""
         made = self.experiment.model_dump(exclude_none=True)
         made["training"] |= {"hours": hours}
         experiment = Experiment.model_validate(made | {"schemes": [table]})
         (unit,) = units(cells(experiment), [SEED], self.loaded)
-        run = Simulation(self.problem, unit.contenders(), SEED)
+        return unit.contenders()
+
+    def loss(self, table: Table, hours: float) -> float:
+        """Return a setting's mean loss on the training points after some hours."""
+        run = Simulation(self.problem, self.contenders(table, hours), SEED)
         run.measuring.add = lambda settings: None  # type: ignore[method-assign]
         run.measuring.complete = lambda settings: None  # type: ignore[method-assign]
         for _ in run.run():

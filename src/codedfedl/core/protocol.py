@@ -61,9 +61,10 @@ class Ask:
     combine
         `SUM` if the scheme needs only a sum of the answers, `EACH` if it needs every single one.
     keep_late
-        Whether a client that is still busy finishes first, and its answer reaches a later inbox,
-        as a reply of its own: a sum is of the answers to this ask alone. Otherwise every client
-        drops its work when it is asked again.
+        Whether a busy client finishes first, and its answer reaches a later inbox, as a reply of
+        its own: a sum is of this ask alone. Otherwise all drop their work when asked again.
+    restarts
+        Whether all drop earlier work first, although late answers are kept.
     setup
         Whether this is done once, before the first round: on the paper's clock it takes no time.
     model
@@ -73,14 +74,13 @@ class Ask:
         asks for it in integers, without noise, and decodes it; a runtime is asked for every such
         sum with this, for those with noise too.
     noise
-        If given, the answers are integers modulo 2³², nobody sees more than their sum, and a helper
-        adds Gaussian noise with this standard deviation to every value of it, in integer steps.
+        If given, answers are integers modulo 2³², nobody sees more than their sum, and a helper
+        adds Gaussian noise with this standard deviation to each value of it, in integer steps.
     least
         With noise, there is no sum over fewer clients than this.
     server_work
-        What the server itself computes meanwhile, if that takes time; `Inbox.server_done` says
-        whether it finished while it waited. Only a simulation plays it: a real server's time is
-        what it is.
+        What the server computes meanwhile, if that takes time; `Inbox.server_done` says whether
+        it finished while it waited. Only a simulation plays it.
     """
 
     work: "Work"
@@ -88,6 +88,7 @@ class Ask:
     loads: IntArray | None = None
     combine: Combine = SUM
     keep_late: bool = False
+    restarts: bool = False
     setup: bool = False
     model: Array = None
     secure: bool = False
@@ -125,15 +126,14 @@ class Inbox:
     ----------
     arrived : array of shape (n,)
         Which clients answered this ask in time.
-    points : float
+    points
         Points that the counted answers cover.
     sums
-        The sum of every array of the answers, under `SUM`; empty if no client answered.
+        Of every array of the answers, under `SUM`; empty if no client answered.
     replies
         Single answers by client, under `EACH`, and late answers to earlier asks.
     loads : array of shape (n,), optional
-        Points that each client's answer covers, under a secure sum; 0 for clients that did not
-        arrive.
+        Points that each client's answer covers, under a secure sum; 0 of who did not arrive.
     server_done
         Whether the server finished the ask's `server_work`; True if there was none.
     timings
@@ -158,7 +158,7 @@ class Inbox:
 
     def plus(self, quadratic: Quadratic, model: Array) -> Array:
         """Return the clients' gradients and that of a quadratic at the server, g_U + g_C."""
-        return quadratic.gradient(model) + self.total("gradient")
+        return quadratic.gradient(model) + self.total()
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,7 @@ class Limits:
     availability
         No client is assumed to answer in a larger share of the rounds.
     first_deadline : seconds, optional
-        Of the first rounds, where an earlier plan of the scheme has chosen it; a plan that follows
-        the clients may choose another.
+        Of the first rounds, where an earlier plan chose it; one that follows may choose another.
     """
 
     deadline: float | None

@@ -263,6 +263,7 @@ def _minimised(space: _Space) -> tuple[_Space, FloatArray, float]:
     return known, space.start + space.directions @ along, largest
 
 
+_AS_PUBLISHED = Adaptive(square_decay=0.99, floor=1e-3, corrected=False)  # by Reddi et al.
 OPTIMISERS: dict[str, Optimiser] = {
     "gd": Chain(),
     "nesterov": Nesterov(),
@@ -271,6 +272,8 @@ OPTIMISERS: dict[str, Optimiser] = {
     "momentum": Chain((Trace(),)),
     "adam": Chain((Adaptive(),)),
     "yogi": Chain((Adaptive(additive=True),)),
+    "fedadam": Chain((_AS_PUBLISHED,)),
+    "fedyogi": Chain((replace(_AS_PUBLISHED, additive=True),)),
 }
 """Every optimiser by its name; ``sgd`` is ``gd`` by the name that networks know it by."""
 

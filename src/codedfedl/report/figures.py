@@ -44,6 +44,11 @@ _SCHEME_COLOURS = {
     "tifl": "#b8475f",
     "anytime": "#4c6b8a",
     "paced": "#d1495b",
+    "malenia": "#7d7f3a",
+    "fedadam": "#d98a3d",
+    "fedyogi": "#a3b556",
+    "fedprox": "#c2667a",
+    "fedau": "#5f9e8f",
 }
 _SHADES = (0.0, 0.35, -0.3, 0.55, -0.5)  # towards white above 0, towards black below
 

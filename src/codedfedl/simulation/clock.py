@@ -224,7 +224,7 @@ class Timeline:
 
     def _begin(self, ask: Ask) -> None:
         """Advance the clients to the moment of the ask."""
-        if not ask.keep_late:
+        if not ask.keep_late or ask.restarts:
             self._idle_since[list(self._jobs)] = self.now
             self._jobs.clear()
         if (self._embedded < self.held).any():
