@@ -272,8 +272,8 @@ OPTIMISERS: dict[str, Optimiser] = {
     "momentum": Chain((Trace(),)),
     "adam": Chain((Adaptive(),)),
     "yogi": Chain((Adaptive(additive=True),)),
-    "fedadam": Chain((_AS_PUBLISHED,)),
-    "fedyogi": Chain((replace(_AS_PUBLISHED, additive=True),)),
+    "adam-uncorrected": Chain((_AS_PUBLISHED,)),
+    "yogi-uncorrected": Chain((replace(_AS_PUBLISHED, additive=True),)),
 }
 """Every optimiser by its name; ``sgd`` is ``gd`` by the name that networks know it by."""
 

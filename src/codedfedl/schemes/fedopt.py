@@ -21,7 +21,7 @@ class FedAdam(FedAvg):
         As of `FedAvg`; the server's step is the schedule's, or `server_step`.
     """
 
-    optimiser: str = "fedadam"
+    optimiser: str = "adam-uncorrected"
 
     info: ClassVar[Info] = replace(
         FedAvg.info, name="fedadam", waits="without fedadam.deadline waits for all"
@@ -38,7 +38,7 @@ class FedYogi(FedAvg):
         As of `FedAdam`.
     """
 
-    optimiser: str = "fedyogi"
+    optimiser: str = "yogi-uncorrected"
 
     info: ClassVar[Info] = replace(
         FedAvg.info, name="fedyogi", waits="without fedyogi.deadline waits for all"
