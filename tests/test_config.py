@@ -28,7 +28,7 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
     assert experiment.fleet.k1 == 0.5
     assert experiment.seeds == [1, 2]
     assert (experiment.features.n_components, experiment.features.sigma) == (500, "auto")
-    assert (experiment.training.step, experiment.training.ridge) == ("auto", 1e-4)
+    assert (experiment.training.step, experiment.ridge(50)) == ("auto", 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_keys_that_a_fleet_file_decides_are_not_ignored(tmp_path: Path) -> None:
     """In the file, by --set, and at the default; a file that is chosen by --set has the say."""
     path = write(tmp_path, "[fleet]\nname = 'paper'\nclients = 7\nslower = 2.0\n")
     fleet = named_experiment(str(path), {"fleet.name": "a.csv"}).fleet
-    assert (fleet.name, fleet.clients, fleet.slower) == ("a.csv", 30, 2.0)
+    assert (fleet.name, fleet.clients, fleet.slower) == ("a.csv", None, 2.0)
     with pytest.raises(InputError, match="^--set fleet.clients is 30, but the fleet is a.csv"):
         named_experiment(str(path), {"fleet.name": "a.csv", "fleet.clients": 30})
     written = write(tmp_path, "[fleet]\nname = 'a.csv'\nclients = 30\n")  # as in a config.toml

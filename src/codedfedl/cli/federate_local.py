@@ -250,7 +250,7 @@ def _with_points(experiment: "Experiment", dataset: "Dataset") -> "Experiment":
     from codedfedl.federate.deploy.local import node_name
 
     assert experiment.federation is not None
-    shards = experiment.deal(dataset.labels, experiment.federation.clients, experiment.seeds[0])
+    shards = experiment.deal(dataset, experiment.federation.clients, experiment.seeds[0])
     points = {node_name(j): len(rows) for j, rows in enumerate(shards)}
     federation = experiment.federation.model_copy(update={"points": points})
     return experiment.model_copy(update={"federation": federation})

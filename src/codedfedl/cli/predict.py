@@ -63,7 +63,8 @@ def predict_command(
 
     check_outputs({}, out=out)
     known = load_model(model, encoder, trust=trust)
-    given = read_unlabelled(points, known.columns, known.labels, data, text=known.takes_text)
+    how: dict[str, Any] = {"text": known.takes_text, "preparation": known.preparation}
+    given = read_unlabelled(points, known.columns, known.labels, data, **how)
     inputs = given.inputs if given.scaled else known.raw(given.inputs)
     predicted = known.predict(inputs)
     likely = known.predict_proba(inputs) if probabilities else None

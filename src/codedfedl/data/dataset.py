@@ -3,13 +3,16 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
+
+if TYPE_CHECKING:
+    from codedfedl.data.tabular import Preparation
 
 
 class Rows(ABC):
@@ -47,7 +50,10 @@ class Origin:
     low, span : arrays of shape (d,)
         Inputs are (value in the file − low) / span.
     own_scale
-        Whether these are the range of the training values, rather than known without the data.
+        Whether these, or the preparation, come from the training values, rather than being known
+        without the data.
+    preparation
+        How the raw columns of a table became the inputs; then there is no scale.
     """
 
     columns: tuple[str, ...] = ()
@@ -56,6 +62,7 @@ class Origin:
     low: FloatArray | None = None
     span: FloatArray | None = None
     own_scale: bool = False
+    preparation: "Preparation | None" = None
 
     def of_pixels(self, inputs: int, whitest: float) -> "Origin":
         """Return the origin of pixel files, whose values from 0 to `whitest` become [0, 1]."""
@@ -84,6 +91,8 @@ class Dataset:
         Metadata of the file that they come from.
     bits
         Bits per input value at its source, such as 8 for the pixels of an image.
+    owners : array of shape (n,), optional
+        The name of each training point's client, where the data say it.
 
     Examples
     --------
@@ -101,6 +110,7 @@ class Dataset:
     image: tuple[int, int, int] | None = None
     origin: Origin = Origin()
     bits: int = 32
+    owners: npt.NDArray[np.str_] | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None and self.classes < 1:
@@ -132,6 +142,11 @@ class Dataset:
                 "one of inputs and test_inputs holds texts, and the other numbers: give both the "
                 "same kind"
             )
+
+    @property
+    def clients(self) -> npt.NDArray[np.str_] | None:
+        """The names of the clients that have training points, in order, where the data say it."""
+        return None if self.owners is None else np.unique(self.owners)
 
     def check_classes(self) -> None:
         """Refuse to train on points that are all of one class."""

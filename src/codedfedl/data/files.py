@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from codedfedl.arrays import FloatArray
 from codedfedl.data.dataset import check_finite, real_numbers, texts
+from codedfedl.data.tabular import Preparation
 from codedfedl.errors import InputError
 from codedfedl.io.archives import array_names, read_arrays
 from codedfedl.io.names import listed, nearest
@@ -132,6 +133,7 @@ def read_table_points(
     *,
     text: bool = False,
     trained: bool = False,
+    preparation: Preparation | None = None,
 ) -> Points:
     """Read the points of a table.
 
@@ -145,6 +147,8 @@ def read_table_points(
         Whether the first of them holds texts, which are all of a point.
     trained
         Whether a model was trained on these columns: then the labels may be missing.
+    preparation
+        How the raw columns become inputs; without it they are numbers.
     """
     table = load_table(path)
     there = table.column_names
@@ -152,28 +156,31 @@ def read_table_points(
     if trained:
         what, why = "column", ", which the model was trained on"
     else:
-        _check_present(path, labels, there, "label column")
-    _check_present(path, columns, there, what, why)
+        check_present(path, labels, there, "label column")
+    check_present(path, columns, there, what, why)
     check_columns(path, there, (), there)  # none twice
     inputs = list(columns) or [name for name in there if name not in labels]
     if table.num_rows == 0 or not inputs:
         raise InputError(f"{path} has no points or no inputs: add a line per point")
-    points = (
-        _text_column(path, inputs[0], table[inputs[0]])
-        if text
-        else _number_columns(path, table, inputs)
-    )
+    if preparation is not None:
+        points: Array = preparation.transform(preparation.cells(path, table))
+    elif text:
+        points = _text_column(path, inputs[0], table[inputs[0]])
+    else:
+        points = number_columns(path, table, inputs)
     wanted: Array | None = None
     if len(labels) == 1 and labels[0] in there:
-        wanted = _label_column(path, labels[0], table[labels[0]])
+        wanted = label_column(path, labels[0], table[labels[0]])
     elif all(name in there for name in labels):
-        wanted = _number_columns(path, table, labels)
-    return Points(points, wanted, tuple(inputs), tuple(labels))
+        wanted = number_columns(path, table, labels)
+    prepared = preparation is not None
+    return Points(points, wanted, tuple(inputs), tuple(labels), scaled=prepared)
 
 
-def _check_present(
+def check_present(
     path: Path, names: Sequence[str], there: Sequence[str], what: str, why: str = ""
 ) -> None:
+    """Refuse a table that lacks a column."""
     for name in names:
         if name not in there:
             raise InputError(f"{path} has no {what} {name!r}{why}: {nearest(name, there)}")
@@ -192,12 +199,12 @@ def _text_column(path: Path, name: str, column: pa.ChunkedArray) -> npt.NDArray[
     return np.array(cells)[:, None]
 
 
-def _number_columns(path: Path, table: pa.Table, names: Sequence[str]) -> FloatArray:
+def number_columns(path: Path, table: pa.Table, names: Sequence[str]) -> FloatArray:
     """Return some columns side by side, shape (n, d), refusing cells that are not numbers."""
     return np.column_stack([number_column(path, name, table[name], finite=True) for name in names])
 
 
-def _label_column(path: Path, name: str, column: pa.ChunkedArray) -> Array:
+def label_column(path: Path, name: str, column: pa.ChunkedArray) -> Array:
     """Return whole numbers, decimal numbers or words; a CSV file's cells say which they are."""
     cells = column.to_pylist()
     empty = np.array([cell is None or cell == "" for cell in cells])

@@ -1,22 +1,28 @@
 """`load_dataset`: built-in data by name, and the user's own from a file."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from codedfedl.arrays import FloatArray, IntArray
+from codedfedl.arrays import FloatArray
+from codedfedl.data.columns import Roles, Task, read_raw_table
 from codedfedl.data.dataset import Dataset, Origin, check_finite, real_numbers, scaled
 from codedfedl.data.files import FILES, TABLES, Image, Points, read_file, read_table_points
 from codedfedl.data.idx import IDX_NAMES, load_idx
+from codedfedl.data.partitions import Split
+from codedfedl.data.tabular import Preparation, fitted
 from codedfedl.errors import InputError
 from codedfedl.io.archives import read_arrays
 from codedfedl.io.names import nearest
 
 DATASET_NAMES = ("digits", "digits-halves", *IDX_NAMES)
+
+FOLDS = 5
+"""Parts of the data that can be held out in turn."""
 
 _WHITEST = 16.0  # pixel of a digit
 
@@ -37,7 +43,14 @@ def load_dataset(
     text: str | None = None,
     low: Sides | None = None,
     high: Sides | None = None,
-    test_share: float = 0.2,
+    client: str | None = None,
+    columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    task: Task | None = None,
+    test: Literal["points", "clients"] = "points",
+    fold: int = 0,
+    test_share: float = 1 / FOLDS,
     seed: int = 0,
 ) -> Dataset:
     """Load a data set, with inputs in [0, 1].
@@ -61,19 +74,32 @@ def load_dataset(
         ``.npz`` file any name says that its inputs are texts.
     low, high
         Bounds of a file's values that are known without the data, a number for all input columns or
-        one for each, to scale by instead of by the range of the training values.
+        one for each, to scale by instead of by the training values.
+    client
+        The column of a table that names each row's client.
+    columns, drop, categories
+        Columns of a table: its inputs, by default all others; those that are left out; and those
+        that hold categories although they are written as numbers.
+    task
+        ``classification`` or ``regression``, where whole numbers as labels could be either.
+    test
+        ``points`` of every client are held out, or whole ``clients``.
+    fold
+        Which part is held out, 0 to 4.
     test_share
         Share of the points held out for testing, if the data have no test part. The split is
-        stratified by class.
+        stratified by class, and by client if they are named.
     seed
         Seed of that split.
 
     Notes
     -----
-    If a file's training inputs are not all in [0, 1], each column is shifted and scaled so that
-    its training values span [0, 1]; for images, all pixels together. Test inputs are transformed
-    in the same way, and may lie outside. With `low` and `high`,
-    inputs are scaled by these.
+    If the training inputs of an ``.npz`` file are not all in [0, 1], each column is shifted and
+    scaled so that its training values span [0, 1]; for images, all pixels together. Test inputs are
+    transformed in the same way, and may lie outside. With `low` and `high`, inputs are scaled by
+    these.
+
+    The columns of a table become inputs by a `Preparation`, unless all are numbers in [0, 1].
     """
     if not 0 < test_share < 1:
         raise InputError(f"test_share is {test_share}: must be above 0 and below 1")
@@ -83,6 +109,13 @@ def load_dataset(
     if text is not None and suffix not in FILES:
         raise InputError(
             f"data.text is {text!r}, but only a .csv, .parquet or .npz file has texts: leave it out"
+        )
+    roles = Roles(_label_names(label), client, columns, drop, categories, task)
+    if suffix not in TABLES or text is not None:
+        _refuse_roles(roles, test)
+    if test == "clients" and client is None:
+        raise InputError(
+            "data.test is 'clients', and there are none: name their column in data.client"
         )
     bounds = _bounds_of(low, high)
     if bounds is not None and (name in DATASET_NAMES or text is not None):
@@ -94,6 +127,8 @@ def load_dataset(
         return load_idx(str(name), directory)
     if name in DATASET_NAMES:
         return _digits(str(name), test_share, seed)
+    if suffix in TABLES and text is None:
+        return _table(Path(name), roles, bounds, Split(test, test_share, seed, fold))
     if suffix in FILES:
         points = read_file(Path(name), label, text)
         return _dataset(Path(name).stem, points, test_share, seed, bounds)
@@ -129,12 +164,7 @@ def _dataset(
     if points.test is None:
         numbers, classes, words = _numbered(name, labels)
         strata = np.zeros(len(labels), int) if classes is None else numbers
-        test = _test_rows(strata, test_share, seed)
-        if not test.any():
-            raise InputError(
-                f"test_share is {test_share}, which leaves none of the {len(labels)} points of "
-                f"{name} for testing: raise it, or add points"
-            )
+        test = Split("points", test_share, seed).rows(name, strata)
         parts, numbered = (inputs[~test], inputs[test]), (numbers[~test], numbers[test])
     else:
         parts, test_labels = (inputs, points.test[0]), points.test[1]
@@ -178,16 +208,43 @@ def _numbered(name: str, labels: Array) -> tuple[Array, int | None, tuple[str, .
     return labels.astype(np.int64), int(labels.max()) + 1, ()
 
 
-def _test_rows(strata: IntArray, share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Choose the same share of every stratum at random, but never all of it."""
-    order = np.random.default_rng(seed).permutation(len(strata))
-    order = order[np.argsort(strata[order], kind="stable")]
-    counts = np.bincount(strata)
-    chosen = np.minimum(np.floor(share * counts + 0.5), counts - 1)
-    rank = np.arange(len(strata)) - np.repeat(np.cumsum(counts) - counts, counts)
-    test = np.empty(len(strata), dtype=np.bool_)
-    test[order] = rank < np.repeat(chosen, counts)
-    return test
+def _table(path: Path, roles: Roles, bounds: _Bounds | None, split: Split) -> Dataset:
+    """Read a table: hold rows out, and prepare its columns by the others."""
+    table = read_raw_table(path, roles)
+    numbers, classes, words = _numbered(path.stem, table.labels)
+    strata = np.zeros(len(numbers), int) if classes is None else numbers
+    test = split.rows(path.stem, strata, table.owners)
+    if bounds is not None:
+        _check_bounds(bounds, sum(values.dtype.kind == "f" for values in table.cells.values()))
+    preparation = fitted(table.cells, ~test, bounds, words)
+    names = tuple(table.cells)
+    origin = Origin(names, tuple(roles.labels), words)
+    raw = np.column_stack(list(table.cells.values()))
+    if bounds is None and raw.dtype.kind == "f" and raw.min() >= 0 and raw.max() <= 1:
+        inputs = raw
+    else:
+        is_public = bounds is not None and not any(c.words for c in preparation.columns)
+        origin = replace(origin, preparation=preparation, own_scale=not is_public)
+        inputs = preparation.transform(table.cells)
+    owners = None if table.owners is None else table.owners[~test]
+    labelled = (inputs[~test], numbers[~test], inputs[test], numbers[test])
+    return Dataset(path.stem, *labelled, classes, None, origin, owners=owners)
+
+
+def _label_names(label: str | Sequence[str] | None) -> tuple[str, ...]:
+    given = label.split(",") if isinstance(label, str) else label or ["label"]
+    return tuple(dict.fromkeys(name.strip() for name in given))
+
+
+def _refuse_roles(roles: Roles, test: str) -> None:
+    """Refuse to give columns roles where there is no table of numbers and words."""
+    given = {field.name: getattr(roles, field.name) for field in fields(roles)[1:]}
+    for key, value in (given | {"test": test if test != "points" else None}).items():
+        if value:
+            raise InputError(
+                f"data.{key} is {value!r}, which is for a .csv or .parquet table of numbers and "
+                "categories: leave it out"
+            )
 
 
 def _with_scale(
@@ -195,12 +252,7 @@ def _with_scale(
 ) -> Origin:
     """Return the origin with the scale of its inputs: by bounds, or by their own range."""
     if bounds is not None:
-        for name, side in zip(("low", "high"), bounds, strict=True):
-            if len(side) not in (1, inputs.shape[1]):
-                raise InputError(
-                    f"data.{name} has {len(side)} values where there are {inputs.shape[1]} input "
-                    "columns: give one for each, or a single number"
-                )
+        _check_bounds(bounds, inputs.shape[1])
         low, high = (np.broadcast_to(side, inputs.shape[1]) for side in bounds)
         return replace(origin, low=low.copy(), span=high - low)
     own_low, own_span = _unit_scale(inputs, image)
@@ -224,6 +276,15 @@ def _bounds_of(low: Sides | None, high: Sides | None) -> _Bounds | None:
     return lows, highs
 
 
+def _check_bounds(bounds: _Bounds, columns: int) -> None:
+    for name, side in zip(("low", "high"), bounds, strict=True):
+        if len(side) not in (1, columns):
+            raise InputError(
+                f"data.{name} has {len(side)} values where there are {columns} input columns of "
+                "numbers: give one for each, or a single number"
+            )
+
+
 def _unit_scale(inputs: Array, image: Image | None) -> tuple[FloatArray | None, FloatArray | None]:
     """Return the lowest value of each column and its span; None for texts, and in [0, 1]."""
     if inputs.dtype.kind == "U":
@@ -244,6 +305,7 @@ def read_unlabelled(
     directory: str | Path | None = None,
     *,
     text: bool = False,
+    preparation: Preparation | None = None,
 ) -> Points:
     """Read points from a table, an ``.npz`` file, or the test points of a built-in data set.
 
@@ -257,6 +319,8 @@ def read_unlabelled(
         Where the files of built-in data sets are.
     text
         Whether inputs are texts: of a table, in the first of `columns`.
+    preparation
+        How the raw columns of a table become inputs.
     """
     if data in DATASET_NAMES:
         dataset = load_dataset(data, directory)
@@ -265,7 +329,8 @@ def read_unlabelled(
     if path.suffix == ".npz":
         return _npz(path)
     if path.suffix in TABLES:
-        return read_table_points(path, labels or ["label"], columns, text=text, trained=True)
+        how: dict[str, Any] = {"text": text, "preparation": preparation}
+        return read_table_points(path, labels or ["label"], columns, trained=True, **how)
     raise _unknown("data", data)
 
 

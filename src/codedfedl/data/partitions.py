@@ -1,8 +1,9 @@
 """Which client holds which points, and in which mini-batch each of them is used."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +73,55 @@ def partition(
     return _shards(owner, clients, rng)
 
 
+@dataclass(frozen=True)
+class Split:
+    """Which points are held out for testing."""
+
+    test: Literal["points", "clients"]
+    share: float
+    seed: int
+    fold: int = 0
+
+    def rows(
+        self, name: str, strata: IntArray, owners: npt.NDArray[np.str_] | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Choose the same share of every stratum at random, but never all of it; or clients."""
+        if owners is not None:
+            clients, owner = np.unique(owners, return_inverse=True)
+            if self.test == "clients":
+                return np.isin(owner, self._left_out(name, clients))
+            _, strata = np.unique(strata * len(clients) + owner, return_inverse=True)
+        test = self._chosen(strata)
+        if not test.any():
+            raise InputError(
+                f"test_share is {self.share}, which leaves none of the {len(strata)} points of "
+                f"{name} for testing: raise it, or add points"
+            )
+        return test
+
+    def _chosen(self, strata: IntArray) -> npt.NDArray[np.bool_]:
+        order = np.random.default_rng(self.seed).permutation(len(strata))
+        order = order[np.argsort(strata[order], kind="stable")]
+        counts = np.bincount(strata)
+        rank = np.arange(len(strata)) - np.repeat(np.cumsum(counts) - counts, counts)
+        first, end = (np.floor((self.fold + step) * self.share * counts + 0.5) for step in (0, 1))
+        end = np.minimum(end, first + counts - 1)
+        test = np.empty(len(strata), dtype=np.bool_)
+        test[order] = (rank >= np.repeat(first, counts)) & (rank < np.repeat(end, counts))
+        return test
+
+    def _left_out(self, name: str, clients: npt.NDArray[np.str_]) -> IntArray:
+        """Return the places of the clients that are left out: the same share in every fold."""
+        if len(clients) == 1:
+            raise InputError(
+                f"data.test is 'clients', and {name} has only the client {clients[0]!r}: "
+                "choose 'points'"
+            )
+        order = np.random.default_rng(self.seed).permutation(len(clients))
+        count = min(max(1, round(self.share * len(clients))), len(clients) - 1)
+        return np.roll(order, -self.fold * count)[:count]
+
+
 def client_names(clients: Any, points: int) -> npt.NDArray[np.str_]:
     """Return the name of each point's client as text; whole numbers are the same in any type."""
     given = np.asarray(clients, dtype=object)
@@ -95,6 +145,19 @@ def shards_by_name(
     """Return the clients in the order of their names, and the points of each in random order."""
     clients, owner = np.unique(names, return_inverse=True)
     return clients, _shards(owner, len(clients), stream(seed, "partition"))
+
+
+def places_of(names: npt.NDArray[np.str_], fleet: npt.NDArray[Any]) -> IntArray:
+    """Return where the named clients are among those of a fleet."""
+    where = {str(name): index for index, name in enumerate(fleet.tolist())}
+    for name in names.tolist():
+        if name not in where:
+            known = ", ".join(list(where)[:5])
+            raise InputError(
+                f"the data name the client {name!r}, which is not in the fleet ({known}, …): add "
+                "it there"
+            )
+    return np.array([where[name] for name in names.tolist()])
 
 
 def mini_batches(shards: Sequence[IntArray], batches: int) -> list[list[IntArray]]:

@@ -16,6 +16,7 @@ from pydantic import (
     ValidationError,
 )
 
+from codedfedl.data.tabular import Preparation
 from codedfedl.errors import InputError
 from codedfedl.io.names import shortened
 
@@ -96,6 +97,7 @@ class Facts(_Stored):
     labels: tuple[str, ...]
     temperature: _Positive | None = None
     card: dict[str, Any] = {}
+    preparation: Preparation | None = None
 
 
 _FACTS, _CARD = TypeAdapter(Facts), TypeAdapter(dict[str, Any])
@@ -104,7 +106,10 @@ _FACTS, _CARD = TypeAdapter(Facts), TypeAdapter(dict[str, Any])
 def read_facts(facts: npt.NDArray[Any], card: npt.NDArray[Any] | None) -> Facts:
     """Return the facts of a model from two texts in JSON."""
     known: Facts = _parsed("facts", _FACTS, facts)
-    if len(known.columns) not in (0, known.inputs):
+    if (prepared := known.preparation) is not None:
+        if prepared.inputs != known.inputs or known.columns != prepared.names:
+            raise InputError(f"preparation does not fit the {known.inputs} inputs: {_AGAIN}")
+    elif len(known.columns) not in (0, known.inputs):
         raise InputError(f"columns names {len(known.columns)} of {known.inputs} inputs: {_AGAIN}")
     held = {} if card is None else _parsed("card", _CARD, card)
     return known.model_copy(update={"card": held})

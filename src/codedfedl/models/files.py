@@ -2,6 +2,7 @@
 
 import json
 import platform
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from codedfedl.random import stream
 FORMAT = 1
 _KIND = "codedfedl model"
 _MOST_TEXT = 1 << 28  # bytes; a character has four
-_FACTS = ("inputs", "columns", "labels", "temperature", "card")
+_FACTS = ("inputs", "columns", "labels", "temperature", "card", "preparation")
 _OPTIONAL = ("classes", "low", "span", "center", "offset", "scale")
 _NETWORK = ("module", "outputs", "objective", "image", "operations")
 MAX_INPUTS = 1 << 24
@@ -70,6 +71,7 @@ def save_model(model: Model, path: str | Path) -> None:
         "columns": model.columns,
         "labels": model.labels,
         "temperature": model.temperature,
+        "preparation": None if model.preparation is None else asdict(model.preparation),
     }
     if isinstance(model.learner, TorchNetwork):
         settings = {name: getattr(model.learner, name) for name in _NETWORK}

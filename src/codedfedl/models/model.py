@@ -12,6 +12,7 @@ from scipy.special import log_softmax, softmax
 from codedfedl.arrays import FloatArray
 from codedfedl.data.dataset import scaled, texts
 from codedfedl.data.loading import DATASET_NAMES
+from codedfedl.data.tabular import Preparation
 from codedfedl.errors import InputError
 from codedfedl.learning.features import Encoder, FeatureMap
 from codedfedl.learning.learner import Learner, LeastSquares
@@ -42,6 +43,8 @@ class Model:
         Names of the input columns and of the label columns, if known.
     low, span : arrays of shape (d,), optional
         A file's values become inputs as (value − low) / span.
+    preparation
+        How the raw columns of a table become inputs, instead of a scale.
     center : array of shape (d,), optional
         Subtracted from every input first.
     offset, scale : arrays of shape (c,), optional
@@ -67,6 +70,7 @@ class Model:
     scale: FloatArray | None = None
     temperature: float | None = None
     card: Mapping[str, Any] = field(default_factory=dict)
+    preparation: Preparation | None = None
     learner: Learner = None  # type: ignore[assignment]  # set below
 
     def __post_init__(self) -> None:
@@ -101,13 +105,23 @@ class Model:
         """Whether its inputs are texts, which its encoder takes."""
         return isinstance(self.features, Encoder) and self.features.text
 
+    @property
+    def takes_unit_inputs(self) -> bool:
+        """Whether files may hold its inputs scaled to [0, 1] already: pixels of built-in data."""
+        return self.card.get("data") in DATASET_NAMES
+
     def raw(self, values: npt.ArrayLike) -> Array:
         """Return a file's values as inputs, scaled like the training data.
 
+        Where it was trained on a table, a row has a value of any kind for each of `columns`; None,
+        NaN and an empty text are missing.
+
         For built-in data sets, a file may hold whole pixels or pixels scaled to [0, 1].
         """
+        if self.preparation is not None:
+            return self.preparation.rows(values)
         given = self._points(values)
-        if self.card.get("data") in DATASET_NAMES and given.min() >= 0 and given.max() <= 1:
+        if self.takes_unit_inputs and given.min() >= 0 and given.max() <= 1:
             return given
         return scaled(given, self.low, self.span)
 

@@ -1,7 +1,7 @@
 """A model as an ONNX graph: from points to scores, for whatever runs such graphs."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,18 @@ import numpy.typing as npt
 
 from codedfedl.errors import InputError
 from codedfedl.io.files import replacing
-from codedfedl.learning.features import Encoder, Identity, Patches, RandomFourier, Structured
+from codedfedl.learning.features import (
+    Encoder,
+    Identity,
+    Patches,
+    RandomFourier,
+    Semilinear,
+    Structured,
+)
 from codedfedl.learning.modules import import_torch
 from codedfedl.learning.torch_network import TorchNetwork
 from codedfedl.models.model import Model
+from codedfedl.models.onnx_graph import ML, Graph, prepared
 
 _OPSET = 13  # of 2020, which every runtime of today knows
 _IR = 8
@@ -21,38 +29,15 @@ _IR = 8
 Array = npt.NDArray[Any]
 
 
-class _Graph:
-    """Nodes and constants, one after another: each method returns the name of its result."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-
-    def constant(self, array: npt.ArrayLike) -> str:
-        """Add a constant: whole numbers as they are, all others as float32."""
-        from onnx import numpy_helper
-
-        held = np.asarray(array)
-        name = f"constant_{len(self.constants)}"
-        kind = np.int64 if held.dtype.kind == "i" else np.float32
-        self.constants.append(numpy_helper.from_array(held.astype(kind), name))
-        return name
-
-    def apply(self, kind: str, *inputs: str, output: str | None = None, **settings: Any) -> str:
-        """Add an operation."""
-        from onnx import helper
-
-        name = output or f"value_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], **settings))
-        return name
-
-
 def export_onnx(model: Model, path: str | Path) -> None:
     """Write a model as ONNX: ``inputs`` (n, d) to ``scores`` (n, c) and, for classes, ``label``.
 
-    Inputs are as `Model.predict` takes them, in float32; of a model with an encoder they are the
-    encoder's outputs, shape (n, q), before they are normalised. A label is the class's place; the
-    names are in the file's metadata, with the model card.
+    Inputs are the values of a file, in float32, before they are scaled; of a built-in data set
+    they are scaled to [0, 1]. Of a table with categories, ``inputs`` are its columns of numbers,
+    NaN where one is missing, and ``words`` its other columns, as texts; the file's metadata has the
+    names of both. Of a model with an encoder they are the encoder's outputs, shape (n, q), before
+    they are normalised. A label is the class's place; the names are in the metadata, with the model
+    card.
     """
     try:
         import onnx
@@ -60,8 +45,14 @@ def export_onnx(model: Model, path: str | Path) -> None:
         raise InputError(
             "an export needs the package onnx: install it with pip install 'codedfedl[onnx]'"
         ) from None
-    graph = _Graph()
-    points = "inputs"
+    graph = Graph()
+    encoded = isinstance(model.features, Encoder)
+    points, taken = "inputs", {"inputs": list(model.columns)}
+    if model.preparation is not None:
+        points, taken = prepared(graph, model.preparation)
+    elif model.low is not None and model.span is not None and not model.takes_unit_inputs:
+        moved = graph.apply("Sub", points, graph.constant(model.low))
+        points = graph.apply("Div", moved, graph.constant(model.span))
     if model.center is not None:
         points = graph.apply("Sub", points, graph.constant(model.center))
     features = _features(graph, points, model)
@@ -78,15 +69,20 @@ def export_onnx(model: Model, path: str | Path) -> None:
     if model.is_classifier:
         graph.apply("ArgMax", "scores", axis=1, keepdims=0, output="label")
         outputs.append(_tensor("label", onnx.TensorProto.INT64))
-    encoded = isinstance(model.features, Encoder)
-    taken = model.learner.inputs if encoded else model.inputs
-    inputs = [_tensor("inputs", onnx.TensorProto.FLOAT, taken)]
+    widths = {name: len(columns) for name, columns in taken.items()}
+    if model.preparation is None:
+        widths["inputs"] = model.learner.inputs if encoded else model.inputs
+    kinds = {"inputs": onnx.TensorProto.FLOAT, "words": onnx.TensorProto.STRING}
+    inputs = [_tensor(name, kinds[name], width) for name, width in widths.items()]
     built = onnx.helper.make_model(
         onnx.helper.make_graph(graph.nodes, "codedfedl", inputs, outputs, graph.constants),
-        opset_imports=[onnx.helper.make_opsetid("", _OPSET)],
+        opset_imports=[
+            onnx.helper.make_opsetid("", _OPSET),
+            *([onnx.helper.make_opsetid(ML, 1)] if "words" in widths else []),
+        ],
         ir_version=_IR,
     )
-    onnx.helper.set_model_props(built, _metadata(model))
+    onnx.helper.set_model_props(built, _metadata(model, taken))
     onnx.checker.check_model(built)
     with replacing(Path(path)) as partial:
         partial.write_bytes(built.SerializeToString())
@@ -98,39 +94,54 @@ def _tensor(name: str, kind: int, *width: int) -> Any:
     return helper.make_tensor_value_info(name, kind, ["points", *width])
 
 
-def _metadata(model: Model) -> dict[str, str]:
+def _metadata(model: Model, taken: Mapping[str, list[str]]) -> dict[str, str]:
     classes = [] if model.classes is None else model.classes.tolist()
-    return {"classes": json.dumps(classes), "card": json.dumps(dict(model.card))}
+    facts = {"classes": classes, "columns": taken, "card": dict(model.card)}
+    return {name: json.dumps(fact) for name, fact in facts.items()}
 
 
-def _features(graph: _Graph, points: str, model: Model) -> str:
+def _features(graph: Graph, points: str, model: Model) -> str:
     features = model.features
     if isinstance(features, Identity):
         return points
     if isinstance(features, Encoder):
         return _normalised(graph, points) if features.normalise else points
+    if isinstance(features, Semilinear):
+        line = graph.apply("Mul", points, graph.constant(1 / (2**0.5 * features.sigma)))
+        length = graph.apply("ReduceL2", line, axes=[1], keepdims=1)
+        longest = graph.constant(features.LONGEST)
+        shrunk = graph.apply("Div", longest, graph.apply("Max", length, longest))
+        line = graph.apply("Mul", line, shrunk)
+        one = graph.apply("Div", shrunk, shrunk)
+        return graph.apply(
+            "Concat", _fourier(graph, points, features.bent, model), line, one, axis=1
+        )
     if isinstance(features, RandomFourier | Structured):
-        omega, delta = features.frequencies(model.inputs)
-        scale = (2 / features.n_components) ** 0.5
-        return graph.apply("Mul", _waves(graph, points, omega, delta), graph.constant(scale))
+        return _fourier(graph, points, features, model)
     if isinstance(features, Patches):
         return _patches(graph, points, features, model.inputs)
     raise InputError(f"the feature map {type(features).__name__} has no ONNX form: use another")
 
 
-def _normalised(graph: _Graph, points: str) -> str:
+def _fourier(graph: Graph, points: str, features: RandomFourier | Structured, model: Model) -> str:
+    omega, delta = features.frequencies(model.inputs)
+    scale = (2 / features.n_components) ** 0.5
+    return graph.apply("Mul", _waves(graph, points, omega, delta), graph.constant(scale))
+
+
+def _normalised(graph: Graph, points: str) -> str:
     """Scale every row to length 1; a row of zeros stays."""
     length = graph.apply("ReduceL2", points, axes=[1], keepdims=1)
     least = graph.constant(np.finfo(np.float32).tiny)
     return graph.apply("Div", points, graph.apply("Max", length, least))
 
 
-def _waves(graph: _Graph, points: str, omega: Array, delta: Array) -> str:
+def _waves(graph: Graph, points: str, omega: Array, delta: Array) -> str:
     product = graph.apply("MatMul", points, graph.constant(omega))
     return graph.apply("Cos", graph.apply("Add", product, graph.constant(delta)))
 
 
-def _patches(graph: _Graph, points: str, features: Patches, inputs: int) -> str:
+def _patches(graph: Graph, points: str, features: Patches, inputs: int) -> str:
     """Cut, filter and average: the average over cells is a product with a small matrix."""
     tiling = features.tiles.on(inputs)
     omega, delta = features.frequencies(inputs)
@@ -144,7 +155,7 @@ def _patches(graph: _Graph, points: str, features: Patches, inputs: int) -> str:
     return graph.apply("Reshape", pooled, flat)
 
 
-def _network_scores(graph: _Graph, points: str, network: TorchNetwork, weights: Array) -> str:
+def _network_scores(graph: Graph, points: str, network: TorchNetwork, weights: Array) -> str:
     """Add the layers of a network with these parameters; return the name of its outputs."""
     layers = network.layers
     if layers is None:
@@ -164,31 +175,29 @@ def _network_scores(graph: _Graph, points: str, network: TorchNetwork, weights: 
     return value
 
 
-def _refused(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+def _refused(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     raise InputError(f"the layer {layer} has no ONNX form here: use torch.onnx.export")
 
 
-def _linear(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+def _linear(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     return graph.apply("Gemm", value, *map(graph.constant, parts), transB=1)
 
 
-def _convolution(
-    graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]
-) -> str:
+def _convolution(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     window = _window(layer) | {"dilations": _pair(layer.dilation)}
     return graph.apply("Conv", value, *map(graph.constant, parts), **window)
 
 
-def _reshaped(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+def _reshaped(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     return graph.apply("Reshape", value, graph.constant(np.array(shape)))
 
 
-def _images(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+def _images(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     image = graph.apply("Reshape", value, graph.constant(np.array([-1, *layer.image])))
     return graph.apply("Transpose", image, perm=[0, 3, 1, 2])
 
 
-def _pool(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+def _pool(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     kind = type(layer).__name__
     if kind == "AdaptiveAvgPool2d" and shape[2:] == [1, 1]:
         return graph.apply("GlobalAveragePool", value)
@@ -201,7 +210,7 @@ def _pool(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list
     return graph.apply("AveragePool", value, **window, count_include_pad=counted)
 
 
-def _group_norm(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+def _group_norm(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     """Normalise groups as instances, then scale each channel."""
     groups = layer.num_groups
     grouped = graph.apply("Reshape", value, graph.constant(np.array([0, groups, -1])))
@@ -227,7 +236,7 @@ def _pair(setting: Any) -> list[int]:
     return [setting, setting] if isinstance(setting, int) else list(setting)
 
 
-def _gelu(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+def _gelu(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     if layer.approximate != "none":
         return _refused(graph, value, layer, parts, shape)
     erf = graph.apply("Erf", graph.apply("Mul", value, graph.constant(0.5**0.5)))
@@ -235,11 +244,11 @@ def _gelu(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list
     return graph.apply("Mul", half, graph.apply("Add", erf, graph.constant(1.0)))
 
 
-def _silu(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+def _silu(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     return graph.apply("Mul", value, graph.apply("Sigmoid", value))
 
 
-def _softplus(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+def _softplus(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
     beta = graph.constant(float(layer.beta))
     return graph.apply("Div", graph.apply("Softplus", graph.apply("Mul", value, beta)), beta)
 
@@ -247,7 +256,7 @@ def _softplus(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: 
 def _elementwise(kind: str, **names: str) -> Callable[..., str]:
     """Return how an activation of ONNX is added, with settings by their names in PyTorch."""
 
-    def add(graph: _Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
+    def add(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:
         settings = {key: float(getattr(layer, name)) for key, name in names.items()}
         return graph.apply(kind, value, output=None, **settings)
 

@@ -12,7 +12,7 @@ from codedfedl.report.outcome_tables import outcome_rows
 from codedfedl.report.reading import Curve, curves
 from codedfedl.report.results import Outcome, median_of_all, outcomes, written
 from codedfedl.reproduce.reproduction import PAPER_DATASETS, Reproduction
-from codedfedl.runs.config import Experiment
+from codedfedl.runs.config import USUAL_CLIENTS, Experiment
 from codedfedl.schemes import make_scheme
 
 _FEWER_PATCHES = 1152  # 32 filters
@@ -120,7 +120,7 @@ def quality(job: Reproduction) -> dict[str, Any]:
     }
     for name, directory in job.run(experiments).items():
         newton, one_shot = outcomes(directory)
-        clients = experiments[name].fleet.clients
+        clients = experiments[name].fleet.clients or USUAL_CLIENTS
         rows += [
             {"dataset": names[name]} | rounds_to_exact(curve, exact, clients)
             for curve, exact in zip(newton.seeds, one_shot.seeds, strict=True)

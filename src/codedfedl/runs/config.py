@@ -9,7 +9,8 @@ import numpy.typing as npt
 from pydantic import Field, field_validator, model_validator
 
 from codedfedl.arrays import IntArray
-from codedfedl.data import partition
+from codedfedl.data import Dataset, partition
+from codedfedl.data.partitions import shards_by_name
 from codedfedl.errors import InputError
 from codedfedl.learning.features import Encoder, FeatureMap, feature_map, load_encoder, safe_step
 from codedfedl.learning.optimisers import Schedule
@@ -22,11 +23,18 @@ from codedfedl.runs.sections import (
     SchemeConfig,
     Section,
     TrainingConfig,
+    is_table,
 )
 from codedfedl.schemes import Scheme
 
 STEP_OF_NETWORKS = 0.003
 """A usual step of Adam; plain descent can take thirty times as much."""
+
+USUAL_CLIENTS = 30
+"""Clients of a built-in fleet where neither the data nor the experiment say how many."""
+
+USUAL_RIDGE = 1e-4
+"""λ where neither the experiment nor the number of a table's points says it."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as NumPy's RandomState takes it
 
@@ -67,14 +75,23 @@ class Experiment(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _raw_points(cls, document: Any) -> Any:
-        """Give a network the points as they are, where no features are asked for."""
-        model = document.get("model") if isinstance(document, dict) else None
-        kind = model.get("kind") if isinstance(model, dict) else getattr(model, "kind", None)
-        features = document.get("features", {}) if kind == "torch" else None
-        if not isinstance(features, dict) or "kind" in features:
+    def _usual_features(cls, document: Any) -> Any:
+        """Give a network the points as they are, and a table its map, if none is asked for."""
+        if not isinstance(document, dict):
             return document
-        return document | {"features": features | {"kind": "identity"}}
+        features = document.get("features", {})
+        kind, name, text = (
+            table.get(key) if isinstance(table, dict) else getattr(table, key, None)
+            for table, key in (
+                (document.get("model"), "kind"),
+                (document.get("data"), "name"),
+                (document.get("data"), "text"),
+            )
+        )
+        usual = "identity" if kind == "torch" else "semilinear" if is_table(name, text) else None
+        if usual is None or not isinstance(features, dict) or "kind" in features:
+            return document
+        return document | {"features": features | {"kind": usual}}
 
     @field_validator("grid", mode="before")
     @classmethod
@@ -159,13 +176,33 @@ class Experiment(Section):
         if step == "auto" and self.model.kind != "linear":
             step = STEP_OF_NETWORKS
         elif step == "auto":
-            step = safe_step(features, config.ridge, points)
+            step = safe_step(features, config.ridge or 0.0, points)
         return Schedule(step, config.decay, tuple(config.decay_epochs))
 
-    def deal(self, labels: npt.NDArray[Any], clients: int, seed: int) -> list[IntArray]:
-        """Return which points each client has, according to the partition."""
+    def clients(self, dataset: Dataset) -> int:
+        """Return how many clients a built-in fleet has: as many as the data name, or 30."""
+        named, given = dataset.clients, self.fleet.clients
+        if named is None:
+            return given or USUAL_CLIENTS
+        if given not in (None, len(named)):
+            raise InputError(
+                f"fleet.clients is {given}, and data.client names {len(named)} clients with "
+                "training points: leave fleet.clients out"
+            )
+        return len(named)
+
+    def ridge(self, points: int) -> float:
+        """Return λ for so many training points, per point."""
+        if (given := self.training.ridge) is not None:
+            return given
+        return 1 / points if self.data.is_table else USUAL_RIDGE
+
+    def deal(self, dataset: Dataset, clients: int, seed: int) -> list[IntArray]:
+        """Return which points each client has: its own, or those of the partition."""
+        if dataset.owners is not None:
+            return shards_by_name(dataset.owners, seed)[1]
         kind, concentration = self.data.partition, self.data.concentration
-        return partition(labels, clients, kind, concentration=concentration, seed=seed)
+        return partition(dataset.labels, clients, kind, concentration=concentration, seed=seed)
 
     def build_schemes(self) -> dict[str, Scheme]:
         """Return the schemes by their labels."""

@@ -12,7 +12,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
 from codedfedl.io.names import nearest, shortened
 from codedfedl.io.toml import parse_toml, read_toml
-from codedfedl.runs.config import Experiment
+from codedfedl.runs.config import USUAL_CLIENTS, Experiment
 from codedfedl.runs.sections import FleetConfig
 
 _MODULE_KEYS = ("fleet", "scheme", "encoder", "kind", "features", "optimiser", "module")
@@ -102,7 +102,8 @@ def _refuse_ignored(
     defaults = FleetConfig()
     for key in void_settings(str(fleet.get("name", defaults.name))):
         changed_here = f"fleet.{key}" in changes or key in changes.get("fleet", {})
-        if key in fleet and (changed_here or fleet[key] != getattr(defaults, key)):
+        usual = (getattr(defaults, key), USUAL_CLIENTS if key == "clients" else None)
+        if key in fleet and (changed_here or fleet[key] not in usual):
             setting = _option(f"fleet.{key}", options) or f"{where}: fleet.{key}"
             raise InputError(
                 f"{setting} is {fleet[key]!r}, but the fleet is {fleet['name']}, which has its own "

@@ -97,7 +97,7 @@ def federation_task(experiment: Experiment, members: Members) -> Task:
         points=np.array(sizes),
         epochs=max(training.epochs, -(-rounds // batches)),
         schedule=federation_schedule(experiment),
-        ridge=training.ridge,
+        ridge=experiment.ridge(int(np.sum(members.points))),
         largest_square=features.largest_square,
     )
 

@@ -19,7 +19,7 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
 from codedfedl.io.names import nearest, shortened
-from codedfedl.runs.config import Experiment, distinct_labels, flattened
+from codedfedl.runs.config import USUAL_CLIENTS, USUAL_RIDGE, Experiment, distinct_labels, flattened
 from codedfedl.runs.documents import check, modules_of, parse_value, set_key, table_keys
 from codedfedl.runs.sections import SchemeConfig
 from codedfedl.schemes import RENAMED_SETTINGS, SCHEMES, scheme_class, settings_of
@@ -134,6 +134,10 @@ def _cell(experiment: Experiment, group: str, values: dict[str, Any]) -> Cell:
         apart.add("model")
     document = experiment.model_dump(mode="json", exclude_none=True, exclude=apart)
     settings = flattened(document | {"schemes": document["schemes"][0]})
+    if experiment.data.client is None:
+        settings.setdefault("fleet.clients", USUAL_CLIENTS)
+    if not experiment.data.is_table:
+        settings.setdefault("training.ridge", USUAL_RIDGE)
     numbers = {key: _plain(value) for key, value in settings.items()}
     return Cell(
         id=sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12],

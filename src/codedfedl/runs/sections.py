@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from codedfedl.data import Dataset, load_dataset
+from codedfedl.data.files import TABLES
+from codedfedl.data.loading import FOLDS
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.learning.features import FEATURE_KINDS, Tiles
@@ -29,6 +31,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def is_table(name: Any, text: Any) -> bool:
+    """Whether data of this name are a file with columns of numbers and categories, not texts."""
+    return isinstance(name, str) and name.endswith(TABLES) and text is None
+
+
 class DataConfig(Section):
     """The data, and their partition over the clients.
 
@@ -39,11 +46,25 @@ class DataConfig(Section):
         ends in .csv, .parquet or .npz.
     label
         The label column of a table; several, separated by commas, are a regression.
+    client
+        The column of a table that names each row's client; there is no partition then.
+    columns
+        The inputs of a table; by default all columns but labels and clients.
+    drop
+        Columns of a table that are left out.
+    categories
+        Columns of a table whose numbers are names of categories.
+    task
+        ``classification`` or ``regression``, where whole numbers as labels could be either.
+    test
+        What is held out: by default ``points`` of every client; or whole ``clients``.
+    fold
+        Which fifth is held out, 0 to 4; by default the first.
     text
         The column of a table that holds texts, for an encoder.
     low, high
         Public bounds of a file's input values, a number or one for each column, which are scaled by
-        these instead of by their own range.
+        these instead of by their own values.
     partition
         How points are dealt to clients: ``sorted`` by label, as in the paper, ``iid``, or
         ``dirichlet``.
@@ -55,6 +76,13 @@ class DataConfig(Section):
 
     name: str = "digits"
     label: str | None = None
+    client: str | None = None
+    columns: tuple[str, ...] | None = None
+    drop: tuple[str, ...] | None = None
+    categories: tuple[str, ...] | None = None
+    task: Literal["classification", "regression"] | None = None
+    test: Literal["points", "clients"] | None = None
+    fold: Annotated[int, Field(ge=0, lt=FOLDS)] | None = None
     text: str | None = None
     low: float | tuple[float, ...] | None = None
     high: float | tuple[float, ...] | None = None
@@ -62,9 +90,15 @@ class DataConfig(Section):
     concentration: float = Field(0.5, gt=0)
     batches: int = Field(1, ge=1)
 
+    @property
+    def is_table(self) -> bool:
+        """Whether the data are a file with columns of numbers and categories."""
+        return is_table(self.name, self.text)
+
     def load(self, directory: str | None = None) -> Dataset:
         """Load the data; `directory` is where the files of a built-in data set are."""
-        how = self.model_dump(include={"label", "text", "low", "high"})
+        dealt = {"name", "partition", "concentration", "batches"}
+        how = self.model_dump(exclude=dealt, exclude_none=True)
         return load_dataset(self.name, directory, **how)
 
 
@@ -77,7 +111,7 @@ class FleetConfig(Section):
         ``paper``, ``phones``, a file of a fleet, of devices or of measured delays, or
         ``module:model``, a `DelayModel` of one's own.
     clients
-        Number of clients of a built-in fleet.
+        Number of clients of a built-in fleet; by default as many as the data name, or 30.
     k1, k2
         Ratios of one link speed, and of one processor speed, to the next, of the paper's fleet.
     alpha, erasure
@@ -92,7 +126,7 @@ class FleetConfig(Section):
     """
 
     name: str = "paper"
-    clients: int = Field(30, ge=1)
+    clients: int | None = Field(None, ge=1)
     k1: float = Field(0.95, gt=0, le=1)
     k2: float = Field(0.8, gt=0, le=1)
     alpha: float = Field(2.0, gt=0)
@@ -206,7 +240,7 @@ class TrainingConfig(Section):
     decay, decay_epochs
         The factor by which steps become smaller, and the epochs at which they do.
     ridge
-        λ of the objective, for each point.
+        λ of the objective, for each point; by default 1e-4, and for a table 1 / points.
     target
         Accuracy, or R² of a regression, to which hours are counted; by default 99% of the way from
         chance to exact ridge regression.
@@ -221,7 +255,7 @@ class TrainingConfig(Section):
     step: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
     decay: float = Field(0.8, gt=0, le=1)
     decay_epochs: list[NonNegativeInt] = []
-    ridge: float = Field(1e-4, ge=0, allow_inf_nan=False)
+    ridge: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     target: float | None = Field(None, allow_inf_nan=False)
     hours: float | None = Field(None, gt=0)
     objective: bool | None = None

@@ -161,6 +161,7 @@ def _model(trained: Finished, privacy: dict[str, Any] | None) -> Model:
         offset=offset,
         scale=None if offset is None else np.ones_like(offset),
         temperature=temperature,
+        preparation=origin.preparation,
         card=_card(trained, temperature) | {"privacy": privacy},
         learner=trained.unit.learner(trained.cell),
     )

@@ -129,7 +129,7 @@ def replayed_clients(
 ) -> list[ArrayClient]:
     """Embed every client's points, in the order in which it processes them."""
     seed = experiment.seeds[0]
-    shards = experiment.deal(dataset.labels, len(members.names), seed)
+    shards = experiment.deal(dataset, len(members.names), seed)
     if [len(rows) for rows in shards] != members.claimed:
         raise InputError(
             f"{experiment.data.name} does not give the clients the points that they had "

@@ -11,8 +11,7 @@ from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.core.columns import round_columns
 from codedfedl.core.disclosure import only_private
 from codedfedl.data import Dataset, mini_batches, partition
-from codedfedl.data.partitions import client_names, shards_by_name
-from codedfedl.errors import InputError
+from codedfedl.data.partitions import client_names, places_of, shards_by_name
 from codedfedl.fleet.built_in import paper_devices
 from codedfedl.fleet.delays import DelayParameters
 from codedfedl.fleet.devices import Devices, Fleet, Workload, read_clients
@@ -69,18 +68,6 @@ def deal_to(
     enough = min(_CLIENTS, max(1, len(labels) // _LEAST_POINTS))
     count = min(enough if known is None else len(known), len(labels))
     return Dealt(known, None, partition(labels, count, "iid", seed=seed))
-
-
-def places_of(names: npt.NDArray[np.str_], fleet: npt.NDArray[Any]) -> IntArray:
-    """Return where the named clients are among those of a fleet."""
-    where = {str(name): index for index, name in enumerate(fleet.tolist())}
-    for name in names.tolist():
-        if name not in where:
-            known = ", ".join(list(where)[:5])
-            raise InputError(
-                f"clients names {name!r}, which is not in the fleet ({known}, …): add it there"
-            )
-    return np.array([where[name] for name in names.tolist()])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """What is simulated in one go: the settings of a seed that share their data and features."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from codedfedl.arrays import FloatArray
 from codedfedl.core.disclosure import only_private
 from codedfedl.core.protocol import Task
 from codedfedl.data import Dataset, mini_batches
+from codedfedl.data.partitions import places_of
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import BUILT_IN, built_in_devices, check_fleet_name, own_delays
 from codedfedl.fleet.delays import DelayModel
@@ -62,8 +63,8 @@ class SeedUnit:
     def deal(self) -> Parts:
         """Say which client has which points in which mini-batch."""
         experiment = self.cells[0].experiment
-        clients = _count(experiment.fleet, self.fleets)
-        shards = experiment.deal(self.dataset.labels, clients, self.seed)
+        clients = _count(experiment, self.dataset, self.fleets)
+        shards = experiment.deal(self.dataset, clients, self.seed)
         return mini_batches(shards, experiment.data.batches)
 
     def problem(self, device: str = "cpu", *, streamed: bool | None = None) -> Problem:
@@ -94,7 +95,7 @@ class SeedUnit:
                     self.features,
                     epochs=training.epochs,
                     schedule=experiment.schedule(self.features, self.dataset.inputs),
-                    ridge=training.ridge,
+                    ridge=experiment.ridge(len(self.dataset.inputs)),
                     learner=self.learner(cell),
                 )
             most = int(tasks[key].held.max())
@@ -169,7 +170,8 @@ def units(
                     f"data.text is {data.text!r}, and scheme {cell.config.name!r} trains on raw "
                     "numbers: leave that scheme out"
                 )
-            groups.setdefault((data, _count(experiment.fleet, fleets), features), []).append(cell)
+            clients = _count(experiment, loaded[data], fleets)
+            groups.setdefault((data, clients, features), []).append(cell)
         split = [
             (data, features, first, tuple(members[first : first + SETTINGS_AT_ONCE]))
             for (data, _, features), members in groups.items()
@@ -181,8 +183,10 @@ def units(
             )
 
 
-def _count(config: FleetConfig, fleets: Mapping[str, Clients]) -> int:
-    return config.clients if config.name in BUILT_IN else len(fleets[config.name].client)
+def _count(experiment: Experiment, dataset: Dataset, fleets: Mapping[str, Clients]) -> int:
+    if dataset.clients is not None or experiment.fleet.name in BUILT_IN:
+        return experiment.clients(dataset)
+    return len(fleets[experiment.fleet.name].client)
 
 
 def _planned_and_actual(
@@ -191,9 +195,14 @@ def _planned_and_actual(
     """Return the delays that the plans assume, and the actual ones."""
     if config.name in BUILT_IN:
         ladders = config.model_dump(include={"k1", "k2", "alpha", "erasure"})
-        clients: Clients = built_in_devices(config.name, config.clients, **ladders, seed=unit.seed)
+        count = len(task.points[0])
+        drawn = built_in_devices(config.name, count, **ladders, seed=unit.seed)
+        named = unit.dataset.clients
+        clients: Clients = drawn if named is None else replace(drawn, client=named)
     else:
         clients = unit.fleets[config.name]
+        if unit.dataset.clients is not None:
+            clients = clients.take(places_of(unit.dataset.clients, clients.client))
     delays = clients.parameters(task.workload) if isinstance(clients, Devices) else clients
     if delays.parameters is not None:
         delays = Fleet.of(delays.parameters, task.points[0])

@@ -36,7 +36,12 @@ def write_shards(experiment: Experiment, dataset: Dataset, folder: Path) -> list
     """Deal a data set to the clients, and write each its own file, and the test points another."""
     assert experiment.federation is not None
     clients, seed = experiment.federation.clients, experiment.seeds[0]
-    shards = experiment.deal(dataset.labels, clients, seed)
+    shards = experiment.deal(dataset, clients, seed)
+    if len(shards) != clients:
+        raise InputError(
+            f"--clients is {clients}, and data.client names {len(shards)} clients with training "
+            f"points: give --clients {len(shards)}"
+        )
     paths = []
     for j, rows in enumerate(shards):
         make_folder(folder)

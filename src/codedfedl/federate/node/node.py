@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """What a node may be called."""
 
-HOUSE_MAPS = ("fourier", "structured", "patches")
+HOUSE_MAPS = ("fourier", "structured", "semilinear", "patches")
 """Feature maps in which every feature depends on many numbers of a point."""
 
 QUESTIONS = ("hello", "moments", "pair", "probe", "work", "goodbye")

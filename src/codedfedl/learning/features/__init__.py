@@ -16,7 +16,7 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import member_of, nearest
 from codedfedl.learning.features.base import FeatureMap, Identity
 from codedfedl.learning.features.encoder import Encoded, Encoder, encoder_of, load_encoder
-from codedfedl.learning.features.fourier import RandomFourier, Structured
+from codedfedl.learning.features.fourier import RandomFourier, Semilinear, Structured
 from codedfedl.learning.features.patches import Patches, Tiles
 from codedfedl.random import stream
 
@@ -29,6 +29,7 @@ __all__ = [
     "Identity",
     "Patches",
     "RandomFourier",
+    "Semilinear",
     "Structured",
     "Tiles",
     "encoder_of",
@@ -47,6 +48,7 @@ _ROWS_AT_ONCE = 512
 FEATURES: dict[str, type[FeatureMap]] = {
     "fourier": RandomFourier,
     "structured": Structured,
+    "semilinear": Semilinear,
     "patches": Patches,
     "identity": Identity,
 }

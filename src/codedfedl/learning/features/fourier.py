@@ -138,3 +138,48 @@ class Structured(_Fourier):
             return xp.reshape(mixed, (-1, blocks * n))[:, : self.n_components] * lengths
 
         return self._cosines(points, project, delta)
+
+
+@dataclass(frozen=True)
+class Semilinear:
+    """The point itself, a constant, and structured Fourier features: a line and what bends it.
+
+    For the columns of a table. Fourier features alone know nothing of points far from all that were
+    trained on, such as those of a new client; there the line goes on. The point is divided by √2·σ,
+    by which a typical one has the length 1, and cut off at `LONGEST`.
+    """
+
+    n_components: int = 500
+    sigma: float = 1.0
+    seed: int = 0
+
+    LONGEST: ClassVar[float] = 2.0
+    largest_square: ClassVar[float] = 2.0 + LONGEST**2 + 1.0
+    shift_invariant: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_settings(self.n_components, self.sigma)
+
+    @property
+    def bent(self) -> Structured:
+        """The Fourier features."""
+        return Structured(self.n_components, self.sigma, self.seed)
+
+    def size(self, inputs: int) -> int:
+        """Return q: the Fourier features, the point's numbers and a constant."""
+        return self.n_components + inputs + 1
+
+    def macs(self, inputs: int) -> int:
+        """Return those of the Fourier features, and two for each number of the point."""
+        return self.bent.macs(inputs) + 2 * inputs
+
+    def transform(self, points: Array) -> Array:
+        """Return the three parts side by side."""
+        points = floating(points)
+        xp = array_namespace(points)
+        line = points / (2**0.5 * self.sigma)
+        squares = xp.sum(line * line, axis=1, keepdims=True)
+        longest = xp.asarray(self.LONGEST**2, dtype=points.dtype, device=device(points))
+        line = line * xp.sqrt(longest / xp.maximum(squares, longest))
+        ones = xp.ones((points.shape[0], 1), dtype=points.dtype, device=device(points))
+        return xp.concat([self.bent.transform(points), line, ones], axis=1)
