@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from codedfedl import load_dataset, load_model
 from codedfedl.api import simulate
 from codedfedl.data.partitions import Split
-from codedfedl.data.tabular import LIMIT, TableColumn, Preparation, read_preparation
+from codedfedl.data.tabular import LIMIT, Preparation, TableColumn, read_preparation
 from codedfedl.errors import InputError
 from codedfedl.io.tables import write_table
 from codedfedl.learning.features import Semilinear, Structured

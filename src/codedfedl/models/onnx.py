@@ -112,9 +112,9 @@ def _features(graph: Graph, points: str, model: Model) -> str:
         longest = graph.constant(features.LONGEST)
         shrunk = graph.apply("Div", longest, graph.apply("Max", length, longest))
         line = graph.apply("Mul", line, shrunk)
-        one = graph.apply("Div", shrunk, shrunk)
+        constant = graph.apply("Div", shrunk, shrunk)
         return graph.apply(
-            "Concat", _fourier(graph, points, features.bent, model), line, one, axis=1
+            "Concat", _fourier(graph, points, features.bent, model), line, constant, axis=1
         )
     if isinstance(features, RandomFourier | Structured):
         return _fourier(graph, points, features, model)
