@@ -12,7 +12,7 @@ from sklearn.datasets import load_wine  # type: ignore[import-untyped]
 from codedfedl import InputError
 from codedfedl.data import load_dataset
 from codedfedl.estimators import CodedFedLClassifier
-from codedfedl.learning.features import Identity, RandomFourier, Structured, safe_step
+from codedfedl.learning.features import Identity, RandomFourier, Semilinear, Structured, safe_step
 from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.federation import federation_config
 from codedfedl.runs.sections import FederationConfig
@@ -111,8 +111,9 @@ def test_the_step_and_sigma_that_were_used_are_recorded(run: Run, minimal: Path)
     out = minimal.parent / "run"
     assert run("simulate", minimal, "--out", out, "--set", "data.batches=2")[0] == 0
     settings = pyarrow.parquet.read_table(out / "settings.parquet").to_pydict()
-    assert settings["step"] == [pytest.approx(1 / (1 + 1e-4))]
-    assert 0.2 < settings["sigma"][0] < 0.5  # of inputs in [0, 1]²
+    bound = Semilinear.largest_square
+    assert settings["step"] == [pytest.approx(2 / bound)]
+    assert settings["sigma"][0] == pytest.approx(1, abs=0.05)  # of two standardised columns
 
 
 def test_a_federation_asks_for_what_it_cannot_know(minimal: Path) -> None:

@@ -1,6 +1,7 @@
 """What the columns of a table are for: labels, clients and inputs; and which only name rows."""
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ Array = npt.NDArray[Any]
 MAX_CLASSES = 20
 """Whole numbers with more values than that may be classes or amounts: the user says which."""
 _LEAST_ROWS = 20  # of which values that all differ say something
+_ID = re.compile(r"(^|_|\W)(id|index|key|number|nr|row|unnamed.*)$|^$", re.IGNORECASE)
 _CLIENTS = (
     "client",
     "hospital",
@@ -151,8 +153,8 @@ def _without_names(
     """Return the columns without those that only name a row or a client; warn of all that may."""
     kept: dict[str, Array] = {}
     for name, values in cells.items():
-        what = _names_what(values, owners)
-        if what is None:
+        what = _names_what(name, values, owners)
+        if what is None or len(cells) == 1:
             kept[name] = values
             if owners is None and name.lower() in _CLIENTS:
                 _log.warning(
@@ -167,7 +169,7 @@ def _without_names(
     return kept
 
 
-def _names_what(values: Array, owners: npt.NDArray[np.str_] | None) -> str | None:
+def _names_what(name: str, values: Array, owners: npt.NDArray[np.str_] | None) -> str | None:
     """Say what a column names, if it names rows or clients rather than measures anything."""
     is_number = values.dtype.kind == "f"
     present = values[~np.isnan(values)] if is_number else values[values != ""]
@@ -176,8 +178,7 @@ def _names_what(values: Array, owners: npt.NDArray[np.str_] | None) -> str | Non
     if len(present) < _LEAST_ROWS or (is_number and (present != np.floor(present)).any()):
         return None
     different = len(np.unique(present))
-    consecutive = is_number and np.ptp(present) == len(present) - 1
-    if different == len(present) and (consecutive or not is_number):
+    if different == len(present) and (_ID.search(name) or not is_number):
         return "has another value on every row, like an id"
     if not is_number and different > len(present) / 2:
         return "has another word on most rows, like a name or a text"
