@@ -192,7 +192,8 @@ def test_semilinear_features_are_a_line_and_waves() -> None:
 
 class TestRuns:
     def run(self, table: Path, **more: Any) -> Path:
-        data, out = {"name": str(table), "client": "ward"}, table.parent / more.pop("out", "run")
+        data = {"name": str(table), "client": "ward"}
+        out = table.parent / str(more.pop("out", "run"))
         document = {"data": data | more.pop("data", {}), "schemes": [{"name": "one-shot"}], **more}
         simulate(document, out=out)
         return out
