@@ -124,6 +124,7 @@ def pace(
     """Return what `paced` returns, on the world's clock."""
     treatment = treatment_of(strategy)
     late: Any = options.pop("late", "count") if treatment.factors else "drop"
+    options = {"learn_only": treatment.waits} | options
     pacer = Pacer(late=late, factors=treatment.factors, **options)
     return PacedGrid(world, pacer, treatment, world, Recorder(journal, treatment))  # type: ignore[arg-type]
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codedfedl.errors import InputError
 from codedfedl.pacing import Pacer
 from codedfedl.pacing.deadlines import choose, windows_for
 from codedfedl.pacing.delays import NextDelays, draws_of
@@ -20,12 +21,27 @@ HEAVY = ["flwr", "jinja2", "matplotlib", "pandas", "pyarrow", "pydantic", "sklea
 HEAVY += ["codedfedl.federate", "codedfedl.report", "codedfedl.runs"]
 
 
-@pytest.mark.parametrize("module", ["codedfedl.pacing", "codedfedl.pacing.flower"])
-def test_pacing_needs_numpy_alone(module: str) -> None:
+ALONE = """
+import sys
+class Blocked:
+    def find_spec(self, name, *_):
+        if name in HEAVY:
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocked())
+from codedfedl.pacing import Pacer
+from codedfedl.pacing.flower import timed
+pacer, now = Pacer(), 0.0
+for number in range(5):
+    for node in pacer.begin(range(4), now).ask:
+        pacer.arrived(node, now + 1 + node, examples=5.0)
+    pacer.end(now := now + 5)
+assert pacer.begin(range(4), now).deadline < 6
+"""
+
+
+def test_pacing_needs_numpy_alone() -> None:
     """So do clients, which an engine may start anew for every message."""
-    names = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", names], capture_output=True, text=True, check=True)
-    assert not set(HEAVY) & set(json.loads(done.stdout))
+    subprocess.run([sys.executable, "-c", f"HEAVY = {HEAVY}\n{ALONE}"], check=True)
 
 
 def played(
@@ -114,6 +130,62 @@ def test_a_silent_node_is_asked_again_and_its_old_answer_still_counts() -> None:
     assert answer is not None
     assert answer.late == 11
     assert answer.factor > 1
+
+
+def test_nodes_that_are_all_silent_are_asked_again() -> None:
+    """Rounds in which nobody is asked would pass in no time."""
+    pacer = Pacer(deadline=1.0)
+    list(played(pacer, lambda _j, k: 0.5 if k < 3 else 1e9, 4, 2))
+    for now in (100.0, 200.0, 300.0):
+        assert pacer.begin([0, 1], now).ask == (0, 1)
+        assert pacer.until > now
+        pacer.end(now + 1)
+    assert pacer.begin([0, 1], 1000.0, busy=[0, 1]).ask == (0, 1)
+
+
+def test_late_answers_of_nodes_that_are_not_selected_count_as_theirs() -> None:
+    """Two of four nodes take turns; every answer comes in the round of the others."""
+    pacer = Pacer(deadline=1.0)
+    factors = []
+    for k in range(60):
+        for node in list(pacer.pending):
+            pacer.arrived(node, k + 0.5, examples=1.0)
+        pacer.begin([0, 1] if k % 2 else [2, 3], float(k))
+        factors += [answer.factor for answer in pacer.end(k + 1.0).counted]
+    assert pacer.share_of_rounds(0) == pytest.approx(1.0, abs=0.15)
+    assert factors[-1] == pytest.approx(1.0, abs=0.2)
+
+
+def test_only_measuring_weighs_nothing_and_takes_nothing_late() -> None:
+    pacer = Pacer(learn_only=True, longest=2.0)
+    rounds = list(played(pacer, lambda j, _k: 3.0 if j == 2 else 0.5, 6, 3))
+    assert {answer.factor for r in rounds for answer in r.counted} == {1.0}
+    assert all(not answer.late for r in rounds for answer in r.counted)
+    assert all(r.plan.deadline == inf and not r.plan.windows for r in rounds)
+
+
+def test_a_part_of_a_pass_counts_no_more_than_a_whole_one() -> None:
+    """A tenth of a pass that moves half as far as a whole one is doubled, not taken ten times."""
+
+    def factor(length: float | None) -> float:
+        pacer = Pacer(deadline=1.0)
+        pacer.begin([1, 2], 0.0)
+        pacer.arrived(1, 0.5, examples=1.0, length=length and 1.0)
+        pacer.arrived(2, 0.5, examples=1.0, share=0.1, compute=0.2, length=length)
+        return pacer.end(1.0).answers[1].factor
+
+    assert factor(None) == pytest.approx(10.0)
+    assert factor(0.05) == pytest.approx(10.0)
+    assert factor(0.5) == pytest.approx(2.0)
+    assert factor(3.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("examples", [0.0, -3.0, float("nan"), inf])
+def test_a_weight_that_is_none_is_refused(examples: float) -> None:
+    pacer = Pacer()
+    pacer.begin([7], 0.0)
+    with pytest.raises(InputError, match="node 7: examples is .*must be a number above 0"):
+        pacer.arrived(7, 1.0, examples=examples)
 
 
 def test_a_cap_is_a_bias_and_is_said() -> None:

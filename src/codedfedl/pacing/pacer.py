@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from codedfedl.errors import InputError
 from codedfedl.pacing.deadlines import DeadlineChoice, choose
 from codedfedl.pacing.delays import NextDelays, NodeTimes, draws_of
 from codedfedl.pacing.rounds import NodeReply, Round, RoundPlan
@@ -95,6 +96,12 @@ class Pacer:
             self._pending.clear()
         self.forget_lost(now)
         working = tuple(n for n in selected if n in self._pending or n in busy)
+        if len(working) == len(selected) and self._pending.keys().isdisjoint(
+            self._present(selected, now)
+        ):  # nobody is idle, and no answer is on its way
+            for node in set(working) & self._pending.keys():
+                self._give_up(node)
+            working = ()
         ask = tuple(n for n in selected if n not in working)
         plan = self._plan(selected, ask, working, now)
         self._current = Round(self.rounds, plan, now, waiting=self._waiting_for_all(selected, now))
@@ -113,8 +120,11 @@ class Pacer:
             patient = FORGOTTEN if times.heard else FORGOTTEN_NEW
             limits = [t for t in (patient * deadline, 4 * times.longest) if t < inf]
             if limits and now - asked > 2**times.missed * max(limits):
-                del self._pending[node]
-                times.missed += 1
+                self._give_up(node)
+
+    def _give_up(self, node: Any) -> None:
+        del self._pending[node]
+        self.times.setdefault(node, NodeTimes()).missed += 1
 
     def wait_for_all(self) -> None:
         """Plan nothing from now on, the round that runs included."""
@@ -152,6 +162,7 @@ class Pacer:
         examples: float,
         share: float | None = None,
         compute: float | None = None,
+        length: float | None = None,
         asked: int | None = None,
         tag: Any = None,
     ) -> NodeReply | None:
@@ -163,9 +174,14 @@ class Pacer:
             The node's weight: a number above 0.
         share, compute
             Which part of a full pass it did, and how many seconds that took.
+        length
+            The Euclidean norm of its update. That of a part of a pass is not scaled up to more than
+            the longest of the round's whole passes: training saturates.
         asked
             The number of the round of its question; by default the last one that it was asked.
         """
+        if not 0 < examples < inf:
+            raise InputError(f"node {node}: examples is {examples}: must be a number above 0")
         number = self._pending.get(node, (0.0, -1))[1]
         if asked in (None, number):
             self._pending.pop(node, None)
@@ -174,7 +190,7 @@ class Pacer:
         if number < 0:
             return None
         seconds = max(now - self._began[number], 1e-6)
-        answer = NodeReply(node, seconds, examples, tag=tag, asked=number)
+        answer = NodeReply(node, seconds, examples, length=length, tag=tag, asked=number)
         if share is not None and compute is not None and 0 < compute <= 1.05 * seconds:
             answer.share, answer.compute = share, min(compute, seconds)
             row = (seconds - answer.compute, answer.compute / share)
@@ -204,20 +220,23 @@ class Pacer:
         if self.late == "drop" and not self.learn_only:
             for node in current.missing:
                 self.times.setdefault(node, NodeTimes()).seen.append((inf, 0.0))
-        counted = [a for a in current.answers if not a.late or self.late == "count"]
+        takes_late = self.late == "count" and not self.learn_only
+        counted = [a for a in current.answers if not a.late or takes_late]
         known = [n for n in self._selected if n in self.times and self.times[n].heard]
         examples = {n: float(self.times[n].examples or 0.0) for n in known}
         everybody = sum(examples.values()) or 1.0
         arrived = sum(answer.examples for answer in counted)
-        usual = sum(self.times[n].part * examples[n] for n in known) / everybody
+        whole = max((a.length or 0.0 for a in counted if (a.share or 1.0) >= 1), default=0.0)
         for answer in counted:
             answer.factor = 1.0
             if self.factors and not self.learn_only:
                 inverse = 1 / self.share_of_rounds(answer.node)
                 if inverse > self.cap:
                     current.capped.append(answer.node)
-                work = usual / (answer.share or self.times[answer.node].part)
-                weight = min(inverse, self.cap) * min(work, self.cap)
+                passes = 1 / (answer.share or self.times[answer.node].part)
+                if answer.length and whole:
+                    passes = min(passes, max(1.0, whole / answer.length))
+                weight = min(inverse, self.cap) * min(passes, self.cap)
                 answer.factor = arrived / everybody * weight
         self._calibrate({a.node for a in counted}, known)
         return current
@@ -249,8 +268,10 @@ class Pacer:
     def _calibrate(self, counted: set[Any], known: Sequence[Any]) -> None:
         for node in known:
             times = self.times[node]
-            times.counted = FADING * times.counted + (node in counted)
+            times.counted *= FADING
             times.expected = FADING * times.expected + times.planned
+        for node in counted:  # also late ones of nodes that this round did not select
+            self.times[node].counted += 1
 
     def _silent(self, node: Any, now: float) -> float:
         return now - self._pending[node][0] if node in self._pending else 0.0
@@ -269,7 +290,7 @@ class Pacer:
     ) -> RoundPlan:
         present, new = self._present(selected, now), [n for n in ask if n not in self._asked]
         if not present or new:
-            reason = f"waits for {len(new)} new nodes" if new else "nobody has ever answered"
+            reason = f"waits for {len(new)} new nodes" if new else "nobody answers"
             return RoundPlan(ask, busy, inf, {}, 1.0, reason)
         played = self._choose(present, now)
         if self.learn_only:
@@ -278,15 +299,10 @@ class Pacer:
         for node, share, work in zip(present, played.shares, played.work, strict=True):
             self.times[node].planned, self.times[node].part = float(share), float(work)
         windows = zip(present, played.windows.tolist(), strict=True)
+        cut = {node: window for node, window in windows if window < inf and node in ask}
         why = f"{played.gain:.3g} × the progress a second of waiting for all"
-        return RoundPlan(
-            ask,
-            busy,
-            min(played.deadline, self.longest),
-            {node: window for node, window in windows if window < inf and node in ask},
-            played.gain,
-            "as given" if self.deadline else why,
-        )
+        why = "as given" if self.deadline else why
+        return RoundPlan(ask, busy, min(played.deadline, self.longest), cut, played.gain, why)
 
     def _choose(self, nodes: Sequence[Any], now: float) -> DeadlineChoice:
         weights = np.array([self.times[n].examples for n in nodes], dtype=np.float64)

@@ -133,6 +133,8 @@ def headline(rounds: Sequence[Facts]) -> str:
     if waiting > took > 0:
         than = f"{_duration(waiting)}: {waiting / took:.1f} times as long"
         sentence += f" Waiting for all would have taken {than}."
+    if rounds[-1]["deadline"] is None and rounds[-1]["gain"] > 1:
+        sentence += f" Paced, it would make {rounds[-1]['gain']:.1f} × the progress a second."
     return sentence
 
 

@@ -46,6 +46,8 @@ class NodeReply:
         The weight of the node.
     share, compute
         Which part of a full pass it did, and seconds of it; None: not reported.
+    length
+        The norm of its update; None: not known.
     asked, late
         The round of its question, and how many rounds ago that was.
     factor
@@ -59,6 +61,7 @@ class NodeReply:
     examples: float
     share: float | None = None
     compute: float | None = None
+    length: float | None = None
     asked: int = 0
     late: int = 0
     factor: float = 0.0

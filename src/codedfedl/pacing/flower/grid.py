@@ -27,6 +27,7 @@ from codedfedl.pacing.flower.replies import (
     question,
     reported_work,
     stripped,
+    update_length,
     weighed,
 )
 from codedfedl.pacing.flower.strategies import Treatment, treatment_of
@@ -65,8 +66,7 @@ def paced(
     resume
         Continue the run in `out`, if there is one.
     late
-        Whether answers after the deadline count in a later round (as its model plus what they have
-        learned), or are dropped.
+        Whether answers after the deadline count in a later round, added to its model, or never.
     learn_only
         Change nothing, and say what could be gained.
     deadline
@@ -93,7 +93,7 @@ def paced(
         cap=cap,
         deadline=deadline,
         factors=treatment.factors,
-        learn_only=learn_only,
+        learn_only=learn_only or treatment.waits,
     )
     journal = None if out is None else PacingJournal(out, resume=resume)
     recorder = Recorder(journal, treatment)
@@ -133,7 +133,8 @@ class PacedGrid(Grid):
         self._noted: set[str] = set()
         recorder.restore(self.pacers)
         if not treatment.factors:
-            self._note(f"{treatment.why or 'as asked'}: deadlines and windows, no factors")
+            how = "rounds wait for all" if treatment.waits else "deadlines and windows, no factors"
+            self._note(f"{treatment.why or 'as asked'}: {how}")
 
     # What a grid does anyway.
 
@@ -276,15 +277,24 @@ class PacedGrid(Grid):
         share, seconds, wrong = reported_work(reply)
         if wrong:
             self._note(f"node {sent.node} reports {wrong}: its own times are not used")
-        pacer.arrived(
+        length = None
+        if share is not None and sent.model is not None:
+            length = update_length(reply, sent.model, self._statistics)
+        answer = pacer.arrived(
             sent.node,
             when,
             examples=count,
             share=share,
             compute=seconds,
+            length=length,
             asked=sent.asked,
             tag=(stripped(reply), sent.model),
         )
+        if answer is not None and seconds is not None and answer.compute is None:
+            self._note(
+                f"node {sent.node} reports {seconds:g} seconds of computing, and its answer took "
+                f"{answer.seconds:.3g}: its own times are not used"
+            )
 
     def _ended(self, kind: str, model: Model | None) -> list[Message]:
         """Return a round's replies, with their factors, and write down what happened."""
@@ -295,7 +305,7 @@ class PacedGrid(Grid):
             replies = self._weighed(played.counted, model)
         if not replies and not self._failed:
             self._note("nobody arrived, and nothing is returned")
-        name = "round" if kind == "train" else "evaluation"
+        name = {"train": "round", "evaluate": "evaluation"}[kind]
         _log.info("paced: %s %d: %s", name, self._calls[kind], played.sentence())
         if not self.unpaced:
             self._recorder.keep(kind, self._calls[kind], played, replies, self.pacers)

@@ -37,12 +37,13 @@ class Recorder:
             pacers["train"].rounds = self._replayed
 
     def check(self, question: Message, number: int) -> None:
-        """Refuse a folder of another app; finish the round before."""
+        """Refuse a folder of another app when a run begins; finish the round before."""
         if self._journal is None:
             return
         model = model_of(question) or {}
         shapes = {name: list(array.shape) for name, array in model.items()}
-        self._journal.check({"arrays": shapes, "weights": self._treatment.key})
+        if number == 1:
+            self._journal.check({"arrays": shapes, "weights": self._treatment.key})
         if self._open is not None and number > self._replayed + 1:
             before, entry = self._open
             self._journal.append(before, Entry(entry.facts, model, entry.metrics, entry.copies))

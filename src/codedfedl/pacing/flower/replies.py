@@ -21,6 +21,7 @@ __all__ = [
     "question",
     "reported_work",
     "stripped",
+    "update_length",
     "weighed",
 ]
 
@@ -114,7 +115,7 @@ def weighed(
     arrays = {}
     for key, array in record.items():
         value = array.numpy()
-        if key not in model or model[key].shape != value.shape:
+        if any(key not in m or m[key].shape != value.shape for m in (model, asked)):
             raise UnpaceableError(f"replies with other arrays than it was sent ({key!r})")
         plain = not np.issubdtype(value.dtype, np.floating) or re.search(statistics, key)
         if not plain:
@@ -127,13 +128,24 @@ def weighed(
     return name, ArrayRecord(arrays)
 
 
+def update_length(message: Message, asked: Model, statistics: str = STATISTICS) -> float | None:
+    """Return the Euclidean norm of y − asked over all parameters; None if it cannot be known."""
+    model, squares = model_of(message) or {}, 0.0
+    for key, value in model.items():
+        if key not in asked or asked[key].shape != value.shape:
+            return None
+        if np.issubdtype(value.dtype, np.floating) and not re.search(statistics, key):
+            squares += float(np.square(value - asked[key], dtype=np.float64).sum())
+    return float(np.sqrt(squares)) if isfinite(squares) else None
+
+
 def mean_content(replies: Sequence[Message], key: str) -> tuple[dict[str, Any], dict[str, float]]:
     """Return the weighted mean of arrays and metrics, in the very operations of Flower's own mean.
 
     A strategy that takes a mean gets from one reply with it what it got from all of them.
     """
     weights = [_weight(reply, key) for reply in replies]
-    shares = [weight / sum(weights) for weight in weights]
+    shares = [weight / (sum(weights) or 1.0) for weight in weights]
     arrays: dict[str, Any] = {}
     metrics: dict[str, float] = {}
     for reply, share in zip(replies, shares, strict=True):

@@ -22,12 +22,15 @@ class Treatment:
         The metric with the weight of a reply.
     why
         The reason for less than everything; empty otherwise.
+    waits
+        Whether every round must wait for all.
     """
 
     factors: bool
     resumes: bool
     key: str
     why: str = ""
+    waits: bool = False
 
 
 _DP = "clips updates and adds noise for answers as they are: factors would void its guarantee"
@@ -55,7 +58,8 @@ def treatment_of(strategy: Any | None) -> Treatment:
     key = str(getattr(inner, "weighted_by_key", "num-examples"))
     for name, (why, resumes) in _OTHERS.items():
         if isinstance(strategy, getattr(stock, name, ())):
-            return Treatment(False, resumes, key, f"{type(strategy).__name__} {why}")
+            waits = "Adaptive" in name  # it divides by the number of answers: no round may be empty
+            return Treatment(False, resumes, key, f"{type(strategy).__name__} {why}", waits)
     if strategy is None or isinstance(strategy, stock.FedAvg):
         return Treatment(True, True, key)
     why = "is not known to take a weighted mean; pass factors=True if it does"
