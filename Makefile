@@ -5,6 +5,8 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 EXTRAS := .venv/.ready-extras
 NEWEST := .venv-newest
+# Bytecode is kept, whatever the environment says: compiling what a test imports takes longer than many a test.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 # Real processes on real sockets share a busy machine: what failed is run once more, and must pass then. Status 1 alone
 # says that every test was run; whatever was interrupted, or crashed, has failed.
