@@ -84,6 +84,7 @@ class Loopback(MemoryTransport):
             entropy=stream(SEED, "code", client).bytes,
             clock=lambda: TICK * next(ticks),
             vault=vault,
+            networks=True,
         )
 
     def vault(self, client: int) -> Vault | None:

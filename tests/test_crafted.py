@@ -215,6 +215,19 @@ def test_a_member_that_inflates_to_more_than_it_declares_is_refused(model: Path)
         load_model(model)
 
 
+def test_an_array_that_claims_more_than_it_has_is_refused_before_it_has_memory(
+    tmp_path: Path,
+) -> None:
+    content = BytesIO()
+    np.lib.format.write_array_header_1_0(
+        content, {"descr": "<f8", "fortran_order": False, "shape": (2**33,)}
+    )
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("weights.npy", content.getvalue() + bytes(8))
+    with pytest.raises(InputError, match=r"claims the shape \(8589934592,\) .* and has 8"):
+        read_arrays(tmp_path / "a.npz")
+
+
 def test_only_named_arrays_are_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", one=np.ones(3), other=np.ones(2))
     assert list(read_arrays(tmp_path / "a.npz", ["other", "third"])) == ["other"]

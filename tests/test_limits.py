@@ -1,6 +1,7 @@
 """What a malicious server cannot get out of an honest node: attacks, and a search for more."""
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,7 +30,6 @@ from codedfedl.core.client import (
     LocalModel,
     Parity,
     WeightedGradient,
-    WindowGradient,
     work_to,
 )
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments, PrivateSum
@@ -302,6 +302,27 @@ class TestFewPoints:
         threads[0].join()
         assert np.count_nonzero(server.sums[0]) == 15
 
+    def test_parity_asked_for_by_two_at_the_same_time_is_given_once(self, tmp_path: Path) -> None:
+        """Two processes would draw a code each, before either writes down that it has."""
+        both, threads = [Attack(tmp_path), Attack(tmp_path)], list[Thread]()
+        answers: list[Any] = []
+
+        def ask(server: Attack) -> None:
+            answers.append(server.work(Parity([4, 4], [20, 20], [0.5, 0.5]), POINTS))
+
+        def entropy(count: int) -> bytes:
+            if not threads:
+                threads.append(Thread(target=ask, args=(both[1],)))
+                threads[0].start()
+                threads[0].join(0.5)
+            return os.urandom(count)
+
+        both[0].node.entropy = entropy
+        ask(both[0])
+        threads[0].join()
+        for name, array in answers[0].items():
+            np.testing.assert_array_equal(array, answers[1][name])
+
     def test_whether_an_answer_is_finite_depends_on_no_single_point(self) -> None:
         """With numbers near the largest float32, one point's product once was beyond it, or not."""
         model = np.full((FEATURES, POINTS), 1e37, np.float32)
@@ -559,7 +580,6 @@ class Own(Gradient):
 @pytest.mark.parametrize(
     "work",
     [
-        WindowGradient(0, 0, 1.0, [1.0] * POINTS, seconds=1.0),
         DrawnGradient(0, 0, 1.0),
         MoreParity(Code("dealt"), 10, after=30),
     ],

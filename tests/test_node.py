@@ -31,6 +31,7 @@ from codedfedl.core.client import (
     Parity,
     Prepare,
     WeightedGradient,
+    WindowGradient,
     work_to,
 )
 from codedfedl.core.clipped import PrivateSum
@@ -53,7 +54,6 @@ from codedfedl.learning.parity import encode, point_weights
 from codedfedl.random import stream
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.federation import federation_config
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.simulation.client_data import Batch, SimulatedClient
@@ -392,6 +392,9 @@ def _some(rng: np.random.Generator, points: IntArray) -> dict[str, Work]:
         "local_direction": LocalDirection(batch, rng.integers(1, 4, CLIENTS), 0.01, 1e-3),
         "embedded": Embedded(least=int(rng.integers(1, 9)), represents=9 * rng.random(CLIENTS)),
         "first_gradient": FirstGradient(represents=9 * rng.random(CLIENTS)),
+        "window_gradient": WindowGradient(
+            batch, 3, 9 * rng.random(CLIENTS), rng.random(3), seconds=1e6
+        ),
         "counts": Counts(),
         "gram": Gram(),
         "parity": Parity(rows, loads, rng.random(size), code),
@@ -428,6 +431,8 @@ def test_a_node_and_the_simulator_give_the_same_answer(
     embedded = min(there, held) if chooses else held
     least, most = (embedded // 2, held) if chooses else (1, len(parts[-1]))
     asked = held if work.once or kind == "counts" else int(rng.integers(least, most + 1))
+    if isinstance(work, WindowGradient):  # so few points are one block
+        asked = len(parts[work.batch])
     load = int(work.load(*(np.array(n) for n in (asked, embedded, 0, held))))
     with tempfile.TemporaryDirectory() as folder:
         node = Node("ada", lambda: own, Path(folder), least=1, entropy=stream(7, "code").bytes)
@@ -465,7 +470,7 @@ def test_every_scheme_trains_on_nodes(name: str, tmp_path: Path) -> None:
     """Whatever it asks for: nodes do the work, the server takes it and writes its records."""
     experiment, directory = experiment_of(scheme={"name": name}), RunDirectory(tmp_path / "run")
     said: list[str] = []
-    if name in ("centralised", "gradient-coding", "anytime", "paced"):
+    if name in ("centralised", "gradient-coding"):
         with pytest.raises(InputError, match="which no.*: simulate it"):
             make_scheme(name, {}).check(limits=Limits(1.0, 1.0, 1, 1.0))
         return
@@ -648,10 +653,3 @@ def test_a_users_own_loader() -> None:
             load_shard(wrong, {})
     with pytest.raises(InputError, match="failed .ZeroDivisionError.* must return inputs"):
         load_shard("tests.test_node:broken_loader", {})
-
-
-def test_a_network_is_not_trained_as_if_it_were_linear() -> None:
-    experiment = experiment_of()
-    network = experiment.model.model_copy(update={"kind": "torch"})
-    with pytest.raises(InputError, match=r"model\.kind is 'torch', and nodes train the linear"):
-        federation_config(experiment.model_copy(update={"model": network}))

@@ -41,6 +41,8 @@ class TrainingOptions:
         The privacy budget of the run, for private.
     secure
         Let the server see only sums of answers, without noise.
+    model
+        Train a network instead of a linear model: cnn, mlp, logistic, or module:function.
     """
 
     clients: Count = 3
@@ -50,13 +52,18 @@ class TrainingOptions:
     redundancy: float | None = None
     epsilon: float | None = None
     secure: bool = False
+    model: str | None = None
 
     @property
     def changes(self) -> dict[str, Any]:
         """What these options change in an experiment, except for the scheme."""
         changes = {"federation.rounds": self.rounds, "federation.clients": self.clients}
         deadline = {} if self.deadline is None else {"federation.deadline": self.deadline}
-        return changes | deadline
+        if self.model is None:
+            return changes | deadline
+        network = {"model.kind": "torch", "model.module": self.model}
+        features = {"features.kind": "identity", "training.step": "auto"}
+        return changes | deadline | network | features
 
     @property
     def scheme_table(self) -> dict[str, Any]:
@@ -72,7 +79,9 @@ class TrainingOptions:
                 make_scheme(self.scheme, {name: value})
         return {"name": self.scheme, **settings, **({"secure": True} if self.secure else {})}
 
-    def node(self, scheme: "Scheme", encoder: str | None, *, text: bool) -> NodeConfig:
+    def node(
+        self, scheme: "Scheme", encoder: str | None, module: str = "", *, text: bool
+    ) -> NodeConfig:
         """Return what all nodes are configured with, so that they allow what the scheme needs.
 
         Sums without noise have no ε: asking for them here allows any.
@@ -80,12 +89,14 @@ class TrainingOptions:
         from codedfedl.core.disclosure import Disclosure, needs_helper, only_private
         from codedfedl.federate.secure.vault import EPSILON_CAP
 
-        module, colon, _ = self.scheme.partition(":")
+        named = [name.partition(":") for name in (self.scheme, module)]
+        works = ",".join(dict.fromkeys(first for first, colon, _ in named if colon))
         config = NodeConfig(
             "node",
             text="inputs" if text else None,
             encoder=encoder,
-            works=module if colon else None,
+            works=works or None,
+            networks=bool(module),
         )
         if not needs_helper(scheme.disclosure):
             return config
@@ -227,7 +238,8 @@ def _train(
     if only_private(scheme.disclosure):
         refuse_own_scale(loaded, scheme.info.name)
     is_text = experiment.data.text is not None
-    node = training.node(scheme, experiment.features.encoder, text=is_text)
+    module = experiment.model.module if experiment.model.kind == "torch" else ""
+    node = training.node(scheme, experiment.features.encoder, module, text=is_text)
     has_helper = node.epsilon_cap is not None
     names = local_names(training.clients, helper=has_helper)
     if security.keys is not None:

@@ -201,6 +201,7 @@ WORK: dict[str, type[Work]] = {
         LocalDirection,
         Embedded,
         FirstGradient,
+        WindowGradient,
         Counts,
         Gram,
         Parity,

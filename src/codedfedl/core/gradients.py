@@ -4,7 +4,7 @@ Each kind says over which points, and with which weights; the sum Σ w_i·∇ℓ
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,7 +23,23 @@ from codedfedl.learning.learner import Learner
 GROWTH_OF_EMBEDDED = 1.5
 """Later answers cover so many times the points of the last one, or all."""
 
+LEAST_IN_BLOCK, MOST_BLOCKS = 50, 10
+"""A real client's windows are sums of blocks: of so many points at least, and so many at most."""
+
 _DRAWS = 1 << 22  # Names the streams of drawn points, beside those of codes and private sums.
+
+
+def block_ends(points: int) -> IntArray:
+    """Return where the blocks of a mini-batch end: all about equal, and one of few points.
+
+    Examples
+    --------
+    >>> block_ends(170).tolist(), block_ends(40).tolist()
+    ([56, 113, 170], [40])
+    """
+    size = max(LEAST_IN_BLOCK, -(-points // MOST_BLOCKS))
+    count = max(1, points // size)
+    return np.arange(1, count + 1) * points // count
 
 
 class Terms(NamedTuple):
@@ -134,6 +150,11 @@ class DrawnGradient(PointGradient):
     kind: ClassVar[str] = "drawn_gradient"
     per_client: ClassVar[Mapping[str, Any]] = {"client_weights": 0.0}
 
+    def most_weight(self, client: int, points: int) -> float:
+        """Return the most that the weights of a client's points add up to."""
+        largest = 0.0 if self.class_weights is None else float(np.max(self.class_weights))
+        return float(np.asarray(self.client_weights)[client]) + largest * points
+
     def terms(self, client: Client, load: int) -> Iterator[Terms]:
         """Yield the points after the start, and those at the beginning of the circle."""
         features, targets = client.batch(self.batch)
@@ -181,6 +202,32 @@ class WindowGradient(DrawnGradient):
     def window(self) -> Window:
         """For how long a client computes."""
         return Window(self.seconds, self.least)
+
+    def timed(self, client: Client, load: int, model: Array, clock: Callable[[], float]) -> Answer:
+        """Return the gradient over whole blocks: the next ones after a random one.
+
+        The last is one after which another is not expected to be done when the window ends.
+        """
+        until, points = clock() + self.seconds, 0
+        features, targets = client.batch(self.batch)
+        ends = block_ends(int(targets.shape[0]))
+        first = int(np.random.default_rng(self.draw).integers(len(ends)))  # the same in a replay
+        weight, total = float(self.client_weights), {"by client": 0.0, "by class": 0.0}  # type: ignore[arg-type]
+        for k in (first + np.arange(len(ends))) % len(ends):
+            began, rows = clock(), slice(int(ends[k - 1]) if k else 0, int(ends[k]))
+            block = Terms(features[rows], targets[rows])
+            if self.class_weights is not None:
+                by_class = np.asarray(self.class_weights, dtype=np.float32)
+                weighted = block._replace(weights=block.targets @ by_class)
+                total["by class"] += weighted.gradient(client.learner, model)
+            if weight or self.class_weights is None:
+                total["by client"] += block.gradient(client.learner, model)
+            points += rows.stop - rows.start
+            now = clock()
+            if points >= load or (points >= self.least and now + (now - began) > until):
+                break
+        gradient = weight / points * total["by client"] + total["by class"]
+        return Answer(points, {"gradient": gradient})
 
 
 @dataclass(frozen=True, eq=False)

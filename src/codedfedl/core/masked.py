@@ -8,7 +8,7 @@ so it keeps the sum and adds the changes (`GradientDelta`). Differences are betw
 whatever a client sent before, the sum contains exactly its last gradient.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import Any, Self
@@ -45,7 +45,13 @@ class Masked(Wrapping):
 
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return the wrapped work's answer in integers."""
-        plain = self.work.answer(client, load, model)
+        return self._encoded(self.work.answer(client, load, model))
+
+    def timed(self, client: Client, load: int, model: Array, clock: Callable[[], float]) -> Answer:
+        """Return the wrapped work's answer by a clock, in integers."""
+        return self._encoded(self.work.timed(client, load, model, clock))
+
+    def _encoded(self, plain: Answer) -> Answer:
         numbers = FixedPoint(self.scale)
         arrays = {name: numbers.encode(to_host(array)) for name, array in plain.arrays.items()}
         return Answer(plain.points, arrays, plain.mixed)
@@ -105,6 +111,7 @@ class GradientDelta(Masked):
     counted: Mapping[int, Anchor]
 
     kind = "gradient_delta"
+    timed = Work.timed
 
     def for_client(self, j: int) -> Self:
         """Return what one client is told."""

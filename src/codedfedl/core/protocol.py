@@ -133,7 +133,7 @@ class Inbox:
     replies
         Single answers by client, under `EACH`, and late answers to earlier asks.
     loads : array of shape (n,), optional
-        Points that each client's answer covers, under a secure sum; 0 of who did not arrive.
+        Points of each client's answer, in a secure sum or one of windows; 0 of who did not arrive.
     server_done
         Whether the server finished the ask's `server_work`; True if there was none.
     timings
@@ -175,6 +175,8 @@ class Limits:
         No client is assumed to answer in a larger share of the rounds.
     first_deadline : seconds, optional
         Of the first rounds, where an earlier plan chose it; one that follows may choose another.
+    blocks : array of shape (n,), optional
+        Points of each client's blocks, of which its answers to windows are made.
     """
 
     deadline: float | None
@@ -182,6 +184,7 @@ class Limits:
     rounds: int
     availability: float
     first_deadline: float | None = None
+    blocks: IntArray | None = None
 
 
 AnyLimits = Limits | None

@@ -166,6 +166,16 @@ class Work(ABC):
         batch = getattr(self, "batch", None)
         return task.held if batch is None else np.asarray(task.points[batch])
 
+    def timed(self, client: Client, load: int, model: Array, clock: Callable[[], float]) -> Answer:
+        """Return what a real client sends, whose clock ends a window; `answer` where there is none.
+
+        Parameters
+        ----------
+        clock
+            Returns seconds. One that stands still answers for `load` points: a replay.
+        """
+        return self.answer(client, load, model)
+
     def for_client(self, j: int) -> Self:
         """Return client j's part, where clients are asked for different things."""
         parts = {name: _entry(getattr(self, name), j) for name in self.per_client}
@@ -189,7 +199,7 @@ class Work(ABC):
     @property
     def elastic(self) -> bool:
         """Whether a client may answer for fewer points than it is asked for."""
-        return type(self).load is not Work.load
+        return type(self).load is not Work.load or self.window is not None
 
     def load(
         self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray

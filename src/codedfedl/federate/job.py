@@ -14,6 +14,8 @@ from codedfedl.core.client import work_to
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.learning.features import FeatureMap, Tiles, feature_map, load_encoder
+from codedfedl.learning.learner import Learner, LeastSquares
+from codedfedl.learning.torch_network import TorchNetwork
 from codedfedl.privacy.fixed_point import Residues
 
 
@@ -33,6 +35,8 @@ class Job:
         How inputs and targets are scaled, where the clients have agreed on that: `Scaling`.
     points
         How many of its points a node takes part with, drawn at random; 0: with all.
+    model
+        Module, loss and image of a network, as in `TorchNetwork`; empty for least squares.
     encoder
         How the encoder is used, where the features are one's: `text` and `normalise`. Which it is
         never travels: each node has its own, and answers with a fingerprint.
@@ -49,6 +53,15 @@ class Job:
     scaling: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, bool] = field(default_factory=dict)
     points: int = 0
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    def learner(self, inputs: int) -> Learner:
+        """Return what is trained, on points of so many features."""
+        if not self.model:
+            return LeastSquares(inputs, self.columns)
+        image = self.model["image"] and tuple(self.model["image"])
+        module, loss = self.model["module"], self.model["loss"]
+        return TorchNetwork(module, inputs, self.columns, loss, image)
 
     def features(self, encoder: str | None = None) -> FeatureMap:
         """Return the feature map, with the encoder that the node itself names."""

@@ -22,7 +22,7 @@ from the sums of a run, where it grows as the loss falls: longer windows pay lat
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -104,6 +104,7 @@ def rehearse(
     settings: Sequence[tuple[float, float]],
     *,
     least: int = 1,
+    blocks: IntArray | int = 1,
     oldest: int = 0,
     keeps: bool = True,
     seed: int = 0,
@@ -116,6 +117,8 @@ def rehearse(
         Points of each client.
     least
         A client with fewer points computes on.
+    blocks : int, or array of shape (n,)
+        Clients answer for a multiple of so many points, and for one at least.
     oldest
         Answers that come so many rounds late still count.
     keeps
@@ -127,7 +130,8 @@ def rehearse(
     made: dict[float, tuple[IntArray, FloatArray]] = {}
     for window in {window for window, _ in settings}:
         finished = np.minimum(fleet.points_within(window, chances), size)
-        points = np.maximum(finished, np.minimum(least, size))
+        finished = np.where(finished < size, finished - finished % blocks, size)
+        points = np.maximum(finished, np.minimum(np.maximum(least, blocks), size))
         in_time = fleet.seconds(np.zeros(points.shape), chances) + window
         otherwise = (finished < points) | (finished == size)
         made[window] = points, np.where(otherwise, fleet.seconds(points, chances), in_time)
@@ -190,6 +194,7 @@ def plan_windows(
     noise_scale: float,
     power: float = 0.5,
     least: int = 1,
+    blocks: IntArray | int = 1,
     oldest: int = 0,
     cap: float = np.inf,
     keeps: bool = True,
@@ -212,7 +217,8 @@ def plan_windows(
     """
     settings = _settings(fleet, held, window, deadline)
     plans = []
-    for played in rehearse(fleet, held, settings, least=least, oldest=oldest, keeps=keeps):
+    how: dict[str, Any] = {"least": least, "blocks": blocks, "oldest": oldest, "keeps": keeps}
+    for played in rehearse(fleet, held, settings, **how):
         if played.points.any():
             noise, slowdown = variance(played, counts, cap)
             about = (played.window, played.deadline, played, noise, noise_scale, power, slowdown)

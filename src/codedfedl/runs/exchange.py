@@ -49,7 +49,8 @@ class Exchange:
     spent
         μ² of all noisy sums that were given out, this one included.
     counted : array of shape (n,), optional
-        Points of each client's part in a secure sum; 0 for clients that are not in it.
+        Points of each client's part in a secure sum, or in one of windows; 0 for clients that are
+        not in it.
     excluded
         Clients that are left out from then on.
     timings

@@ -8,13 +8,16 @@ import numpy.typing as npt
 
 from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.disclosure import needs_helper
+from codedfedl.core.gradients import block_ends
+from codedfedl.core.loop import refuse_learner
 from codedfedl.core.masked import refuse_unbounded
 from codedfedl.core.protocol import Limits, Scheme, State, Task
+from codedfedl.core.task import workload_of
 from codedfedl.errors import InputError
 from codedfedl.fitting.fit import Fit, fit
 from codedfedl.fitting.traces import read_traces, without_minority
-from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import Workload
+from codedfedl.fleet.delays import Chances, DelayModel
+from codedfedl.learning.learner import Learner
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.random import stream
@@ -32,11 +35,6 @@ def federation_config(experiment: Experiment) -> FederationConfig:
         raise InputError("a federation has one scheme and one seed: leave out the others")
     if experiment.grid:
         raise InputError("a federation runs one setting: leave out [grid]")
-    if experiment.model.kind != "linear":
-        raise InputError(
-            f"model.kind is {experiment.model.kind!r}, and nodes train the linear model alone: "
-            "leave it out, or simulate"
-        )
     if experiment.federation.scale and experiment.data.text is not None:
         raise InputError("federation.scale is true, and texts have no scale: leave it out")
     _ = federation_schedule(experiment)  # refuses what needs all data in one place
@@ -57,6 +55,7 @@ def scheme_of(experiment: Experiment) -> Scheme:
     config, chosen = federation_config(experiment), experiment.schemes[0]
     scheme = chosen.scheme()
     scheme.check(limits=_limits(config))
+    refuse_learner(scheme, experiment.model.learner(1, 2, classes=True, image=None))
     if needs_helper(scheme.disclosure):
         _check_sums(config)
         refuse_unbounded(experiment.feature_map().largest_square)
@@ -87,19 +86,35 @@ def _check_sums(config: FederationConfig) -> None:
 def federation_task(experiment: Experiment, members: Members) -> Task:
     """Return the public facts of the training task."""
     training, batches = experiment.training, experiment.data.batches
-    features = experiment.feature_map()
+    features, learner = experiment.feature_map(), federation_learner(experiment, members)
     # As `mini_batches` deals them, without a list of all points.
     sizes = [[n // batches + (b < n % batches) for n in members.points] for b in range(batches)]
     rounds = federation_config(experiment).rounds
     return Task(
-        workload=Workload(features.size(members.inputs), members.columns),
+        workload=workload_of(learner, learner.inputs, learner.outputs),
         feature_macs=features.macs(members.inputs),
         points=np.array(sizes),
         epochs=max(training.epochs, -(-rounds // batches)),
         schedule=federation_schedule(experiment),
         ridge=experiment.ridge(int(np.sum(members.points))),
         largest_square=features.largest_square,
+        learner=learner,
     )
+
+
+def federation_learner(experiment: Experiment, members: Members) -> Learner:
+    """Return what the nodes train."""
+    return experiment.model.learner(
+        experiment.feature_map().size(members.inputs),
+        members.columns,
+        classes=members.classes,
+        image=experiment.features.image,
+    )
+
+
+def first_model(task: Task, seed: int) -> npt.NDArray[np.float32]:
+    """Return the model that a federation begins with: a simulation's with the same seed."""
+    return np.asarray(task.learner.start(stream(seed, "model")))
 
 
 def fitted(journal: Journal, members: Members) -> Fit:
@@ -130,6 +145,8 @@ def start(
         deadline = max(planned, config.margin * _typical_seconds(measured))
     if by_most is measured and deadline == planned:
         return state
+    if described.plan is None:  # whoever plans windows waits for no slow minority
+        return _started(scheme, experiment, members, measured, model, margin=config.margin)
     return _started(scheme, experiment, members, measured, model, first_deadline=deadline)
 
 
@@ -161,6 +178,8 @@ def _started(
 ) -> State:
     task, config = federation_task(experiment, members), federation_config(experiment)
     limits, rng = _limits(config, first_deadline), stream(experiment.seeds[0], "scheme")
+    blocks = np.array([block_ends(int(held))[0] for held in task.points.max(0)])
+    limits = replace(limits, blocks=blocks)
     if scheme.info.any_delays:
         delays = _Cautious(measured.measured, config.availability, margin)
         return scheme.start(task, delays, model, limits, rng)
@@ -185,6 +204,16 @@ class _Cautious(DelayModel):
     def cdf(self, loads: npt.ArrayLike, t: npt.ArrayLike) -> FloatArray:
         earlier = np.asarray(t, dtype=np.float64) / self.margin
         return np.minimum(self.model.cdf(loads, earlier), self.share)
+
+    def draw(self, rounds: int, rng: np.random.Generator) -> Chances:
+        return self.model.draw(rounds, rng)
+
+    def seconds(self, loads: npt.ArrayLike, chance: Chances) -> FloatArray:
+        return self.margin * self.model.seconds(loads, chance)
+
+    def points_within(self, window: npt.ArrayLike, chance: Chances) -> IntArray:
+        shorter = np.asarray(window, dtype=np.float64) / self.margin
+        return self.model.points_within(shorter, chance)
 
     def take(self, clients: IntArray | slice) -> "_Cautious":
         return replace(self, model=self.model.take(clients))

@@ -55,12 +55,6 @@ class Anytime(Scheme):
             raise InputError(f"anytime.weights is {self.weights!r}: must be 'points' or 'client'")
         optimiser(self.info.name, self.optimiser, same_points=False)
 
-    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
-        """Refuse a federation: nodes have no windows yet."""
-        if limits is not None:
-            raise InputError("anytime has windows, which nodes do not have yet: simulate it")
-        super().check(fleet)
-
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> Descent:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import FloatArray, to_host
+from codedfedl.arrays import FloatArray, IntArray, to_host
 from codedfedl.core.client import Counts, WindowGradient
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import EACH, AnyLimits, Ask, Description, Inbox, Info, Rng, Scheme
@@ -40,11 +40,15 @@ class PacedState(Descent):
     ----------
     counts : array of shape (n, strata)
         Points of each client in each class, or a diagonal; None before clients have said it.
+    blocks, deadline
+        From the operator's limits.
     """
 
     fleet: DelayModel = None  # type: ignore[assignment]
     counts: FloatArray | None = None
     plan: WindowPlan | None = None
+    blocks: IntArray | int = 1
+    deadline: float | None = None
     noise: NoiseScale = field(default_factory=NoiseScale)
 
     @property
@@ -123,18 +127,15 @@ class Paced(Scheme):
         kinds = super().disclosure
         return kinds if self.weights == "class" else kinds - {Disclosure.COUNTS}
 
-    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
-        """Refuse a federation: nodes have no windows yet."""
-        if limits is not None:
-            raise InputError("paced has windows, which nodes do not have yet: simulate it")
-        super().check(fleet)
-
     def start(
         self, task: Task, fleet: DelayModel, model: Any, limits: AnyLimits = None, rng: Rng = None
     ) -> PacedState:
         """Plan, where label counts are not needed first."""
         chosen = optimiser(self.info.name, self.optimiser, same_points=False)
-        state = PacedState(task, model, optimiser=chosen, fleet=fleet)
+        state = PacedState(task, model, optimiser=chosen, fleet=fleet, deadline=self.deadline)
+        if limits is not None:
+            blocks, deadline = limits.blocks, self.deadline or limits.deadline
+            state = replace(state, blocks=1 if blocks is None else blocks, deadline=deadline)
         if self.weights == "class":
             return state
         return self._planned(replace(state, counts=np.diag(task.held.astype(float))))
@@ -173,16 +174,16 @@ class Paced(Scheme):
 
     def describe(self, state: PacedState) -> Description:
         """Return window, deadline, effective batch and noise."""
-        plan = state.plan
-        if plan is None:
-            return Description()
+        plan, is_given = state.plan, state.deadline is not None
+        if plan is None:  # yet
+            return Description(planned_deadline=None if is_given else np.inf)
         facts = {
             "round_deadline_s": plan.deadline,
             "window_s": plan.window,
             "effective_points": 1 / plan.variance,
             "noise_scale": plan.noise_scale,
         }
-        return Description(facts=facts, planned_deadline=plan.deadline)
+        return Description(facts=facts, planned_deadline=None if is_given else plan.deadline)
 
     def _planned(self, state: PacedState) -> PacedState:
         assert state.counts is not None
@@ -194,11 +195,12 @@ class Paced(Scheme):
             noise_scale=state.noise.value(before),
             power=1.0 if self.optimiser in PLAIN else 0.5,
             least=self.least,
+            blocks=state.blocks,
             oldest=self.oldest,
             cap=self.cap,
             keeps=not self.secure,
             window=self.window,
-            deadline=self.deadline,
+            deadline=state.deadline,
         )
         return replace(state, plan=plan)
 

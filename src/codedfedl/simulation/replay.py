@@ -12,7 +12,7 @@ import numpy as np
 
 from codedfedl.arrays import Array
 from codedfedl.core.loop import Driver, RunningSum, drive
-from codedfedl.core.protocol import SUM, Ask, Inbox
+from codedfedl.core.protocol import SUM, Ask, Inbox, Reply
 from codedfedl.core.work import ArrayClient
 from codedfedl.data import Dataset
 from codedfedl.data.partitions import processing_order
@@ -22,7 +22,15 @@ from codedfedl.random import stream
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
-from codedfedl.runs.federation import federation_config, fitted, scheme_of, start
+from codedfedl.runs.federation import (
+    federation_config,
+    federation_learner,
+    federation_task,
+    first_model,
+    fitted,
+    scheme_of,
+    start,
+)
 from codedfedl.runs.journal import Journal, Members
 
 ROUNDING = 1e-4
@@ -55,9 +63,8 @@ def replay(directory: RunDirectory, data: str | None = None) -> Replay:
     dataset = experiment.data.load(data)
     clients = replayed_clients(experiment, dataset, members)
     scheme = scheme_of(experiment)
-    shape = (clients[0].features.shape[1], members.columns)
-    zero = np.zeros(shape, dtype=np.float32)
-    state = start(scheme, experiment, members, fitted(journal, members), zero)
+    first = first_model(federation_task(experiment, members), experiment.seeds[0])
+    state = start(scheme, experiment, members, fitted(journal, members), first)
     runtime = _Recomputed(journal, clients)
     driver = Driver(scheme, state, journal.rounds())
     for _ in drive(driver, runtime):
@@ -74,7 +81,7 @@ class _Recomputed:
     def __init__(self, journal: Journal, clients: list[ArrayClient]) -> None:
         self.journal, self.clients = journal, clients
         self.exchanges: Iterator[Exchange] = journal.exchanges()
-        self.models: dict[int, Array] = {}
+        self.asked: dict[int, tuple[Ask, Array]] = {}  # by round
         self.answers = self.missed = 0
 
     def exchange(self, ask: Ask, model: Array, round_: int) -> Inbox:
@@ -84,30 +91,29 @@ class _Recomputed:
         inbox = self.journal.inbox(exchange, summed=ask.combine is SUM)
         if ask.setup:  # what clients send once is made with secret codes
             return inbox
-        self.models[round_] = model
+        self.asked[round_] = ask, model
         record = exchange.record
         self.answers += int(record.arrived.sum())
         self.missed += int((~record.arrived & (record.loads > 0)).sum())
         if ask.noise is not None:
             return self._summed(ask, model, inbox)
+        sums, loads = inbox.sums, record.loads if inbox.loads is None else inbox.loads
         if ask.combine is SUM:
             total = RunningSum()
             for j in np.flatnonzero(record.arrived).tolist():
-                arrays = self._answer(ask, j, int(record.loads[j]), model)
+                arrays = self._answer(ask, j, int(loads[j]), model)
                 total.add({name: array.astype(np.float64) for name, array in arrays.items()})
             sums = {name: array.astype(np.float32) for name, array in total.result().items()}
-            return replace(inbox, sums=sums)
-        replies = [
-            reply
-            if reply.round not in self.models
-            else replace(
-                reply,
-                arrays=self._answer(ask, reply.client, reply.points, self.models[reply.round]),
-                model=self.models[reply.round],
-            )
-            for reply in inbox.replies
-        ]
-        return replace(inbox, replies=tuple(replies))
+        replies = tuple(self._again(reply) for reply in inbox.replies)
+        return replace(inbox, sums=sums, replies=replies)
+
+    def _again(self, reply: Reply) -> Reply:
+        """Return a reply as its client computes it, for what and where it was asked; maybe late."""
+        if reply.round not in self.asked:
+            return reply
+        ask, model = self.asked[reply.round]
+        arrays = self._answer(ask, reply.client, reply.points, model)
+        return replace(reply, arrays=arrays, model=model)
 
     def _summed(self, ask: Ask, model: Array, inbox: Inbox) -> Inbox:
         """Return a secure sum: recomputed, unless it contains noise, which is not known."""
@@ -121,7 +127,7 @@ class _Recomputed:
 
     def _answer(self, ask: Ask, client: int, load: int, model: Array) -> dict[str, Array]:
         work = ask.work.for_client(client)
-        return work.answer(self.clients[client], load, model).arrays
+        return work.timed(self.clients[client], load, model, lambda: 0.0).arrays
 
 
 def replayed_clients(
@@ -136,6 +142,7 @@ def replayed_clients(
             f"({members.claimed[:5]} …): only a federation of such data can be replayed"
         )
     features = experiment.feature_map(seed, experiment.schemes[0])
+    learner = federation_learner(experiment, members)
     clients, scaling = [], Scaling(**members.scaling)
     for j, rows in enumerate(shards):
         order = rows[processing_order(len(rows), seed)][: members.points[j]]
@@ -148,6 +155,7 @@ def replayed_clients(
                 targets,
                 experiment.data.batches,
                 lambda first, *rest, j=j: stream(seed, "code", first, j, *rest),
+                learner=learner,
             )
         )
     return clients

@@ -53,6 +53,7 @@ def node_from(config: NodeConfig) -> Node:
         works=works,
         encoder=config.encoder,
         vault=_vault_of(config),
+        networks=config.networks,
     )
 
 

@@ -93,6 +93,9 @@ class NodeConfig:
         without noise.
     parity
         With --helper: also send parity of the node's own points, which hides nothing.
+    networks
+        Also train networks, although a malicious server can read single points from their
+        gradients.
     settings
         Further keys, for the loader.
     """
@@ -112,6 +115,7 @@ class NodeConfig:
     vault: Path | None = None
     epsilon_cap: float | None = None
     parity: bool = False
+    networks: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

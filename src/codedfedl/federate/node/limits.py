@@ -9,12 +9,14 @@ Three rules, whatever a server asks for:
    sum has at least `least` points, and a tenth of the shortest sum that it lies in. Every linear
    combination of sums gives all points of a segment the same coefficient: it is 0, or a
    combination over `least` points or more. Only points that are embedded are in a sum, each once.
-   Label counts are sums too, over all points of a job: to them, the tenth does not apply.
+   Label counts are sums too, over all points of a job: to them, the tenth does not apply. What is
+   done by a window's end is not known before: it is of whole blocks, each of which counts as given.
 3. *No thin parity.* Behind each parity row stand at least `least` points, counted by their weights.
 
 Private sums are exempt from rule 2: their noise is accounted for (`federate.secure.vault`). The
 only other answer made of points is of all of them: `moments`, means and spreads for a common
-scale, so rounded that an exact sum over all points but one does not show this one.
+scale, so rounded that an exact sum over all points but one does not show this one. Of a network,
+a malicious server chooses a model whose sums show single points: its owner allows it, or not.
 """
 
 import hashlib
@@ -31,11 +33,13 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray
+from codedfedl.core.gradients import block_ends
 from codedfedl.core.work import Answer, ArrayClient, Points, Work
 from codedfedl.data.shards import Shard, moments
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.io.files import durable, locked
+from codedfedl.learning.learner import Learner
 
 __all__ = ["DataLimits", "Embedding", "digest_of"]
 
@@ -70,6 +74,8 @@ class Embedding:
         In the data set's fixed order.
     is_raw
         Whether features are raw points, or an encoder's outputs.
+    learner
+        What is trained; by default least squares.
     """
 
     features: npt.NDArray[np.float32]
@@ -77,6 +83,7 @@ class Embedding:
     embedded: int
     batches: int
     is_raw: bool
+    learner: Learner = None  # type: ignore[assignment]
 
     def rows_of(self, batch: int) -> _Interval:
         """Return where a mini-batch begins and ends; a custom kind of work may name any."""
@@ -158,6 +165,7 @@ class DataLimits:
         data: Embedding,
         model: npt.NDArray[np.float32] | None,
         stream: Callable[..., np.random.Generator],
+        clock: Callable[[], float],
     ) -> Answer:
         """Do work on the first points that it may cover, and return the answer if it may leave.
 
@@ -167,15 +175,19 @@ class DataLimits:
             As many as the work says.
         stream
             The code's randomness.
+        clock
+            Returns seconds, for work with a window.
         """
         start, stop = 0, data.embedded
         if work.exact:
             start, stop = self._granted(work, points, data)
-            points = stop - start
+            points = min(points, stop - start)
         client = _Visible(
-            data.features, data.targets, data.batches, stream, start, stop, partial=work.exact
+            *(data.features, data.targets, data.batches, stream, start, stop),
+            partial=work.exact,
+            learner=data.learner,
         )
-        answer = work.answer(client, points, model)
+        answer = work.timed(client, points, model, clock)
         if answer.arrays:
             _refuse_few(work, answer.least_mixed, self.least)
         if work.exact and not all(np.isfinite(array).all() for array in answer.arrays.values()):
@@ -185,26 +197,30 @@ class DataLimits:
         return answer
 
     def _granted(self, work: Work, points: int, data: Embedding) -> _Interval:
-        """Return the rows that an exact sum may cover, and write them down."""
+        """Return the rows that an exact sum may cover, and write down what it may be of."""
         least = self.least * (RAW_FACTOR if data.is_raw else 1)
         batch = getattr(work, "batch", None)
         start, limit = (0, data.embedded) if batch is None else data.rows_of(batch)
-        if points < 1 or start + points > min(limit, data.embedded):
+        needed = points if work.window is None else limit - start
+        if points < 1 or start + max(points, needed) > min(limit, data.embedded):
             raise InputError(
                 f"{work.kind} over {points} points from {start} on: its points end at {limit}, and "
                 f"{data.embedded} are embedded"
             )
-        _refuse_few(work, points, least)
+        pieces = [(start, start + points)]
+        if work.window is not None:
+            pieces = list(pairwise([start, *(start + block_ends(limit - start)).tolist()]))
+        _refuse_few(work, min(b - a for a, b in pieces), least)
         with self._record() as record:
             entry, kind = record[self.fingerprint], "sums" if work.embeds else "counts"
             ends = {end for known in ("sums", "counts") for given in entry[known] for end in given}
             cuts = {cut for end in ends for cut in (end, end - least) if 0 < cut - start < points}
-            fewer = sorted(cuts, reverse=True) if work.elastic else ()
-            for stop in (start + points, *fewer):
-                after = entry | {kind: sorted({*entry[kind], (start, stop)})}
+            fewer = sorted(cuts, reverse=True) if work.elastic and len(pieces) == 1 else ()
+            for given in (pieces, *([(start, cut)] for cut in fewer)):
+                after = entry | {kind: sorted({*entry[kind], *given})}
                 if _apart(after["sums"], after["counts"], least):
                     self._write(record | {self.fingerprint: after})
-                    return start, stop
+                    return start, given[-1][1]
         raise InputError(
             f"{work.kind} over {points} points from {start} on would show, beside earlier sums, "
             f"fewer than {least} points or a tenth of a sum: ask for the points of an earlier sum, "

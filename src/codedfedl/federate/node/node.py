@@ -44,7 +44,8 @@ from codedfedl.io.files import locked
 from codedfedl.io.names import nearest
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import FeatureMap, fingerprint, load_encoder
-from codedfedl.learning.least_squares import gradient
+from codedfedl.learning.learner import Learner
+from codedfedl.learning.modules import MODULES, import_torch
 
 if TYPE_CHECKING:
     from codedfedl.federate.secure.vault import Vault
@@ -87,9 +88,11 @@ class Node:
     entropy
         Where the code's randomness comes from: the operating system, unless a test says otherwise.
     clock
-        Returns seconds, for what a computation takes.
+        Returns seconds, which never go back: for what a computation takes, and for windows.
     vault
         If given, it answers only in secure sums, under masks.
+    networks
+        Whether it trains networks: a malicious server can read single points from their gradients.
     """
 
     def __init__(
@@ -106,10 +109,12 @@ class Node:
         entropy: Callable[[int], bytes] = os.urandom,
         clock: Callable[[], float] = time.perf_counter,
         vault: "Vault | None" = None,
+        networks: bool = False,
     ) -> None:
         self.name, self.load, self.cache, self.vault = name, once(load), cache, vault
         self.least, self.works, self.entropy, self.clock = least, works, entropy, clock
         self.data, self.accepted, self.encoder = data, accepted, encoder
+        self.networks = networks
 
     def answer(self, kind: str, facts: Mapping[str, Any], arrays: Arrays) -> Answered:
         """Answer a question of the server, one of `QUESTIONS`."""
@@ -179,6 +184,22 @@ class _Desk:
         return self.job.features(self.node.encoder)
 
     @cached_property
+    def learner(self) -> Learner:
+        """What is trained; a network only if this node's owner allows it, and its module."""
+        node, name = self.node, self.job.model.get("module", "")
+        if name and not node.networks:
+            raise InputError(
+                f"{node.name} trains no networks, of whose gradients a malicious server can read "
+                "single points: start it with --networks, or train a linear model"
+            )
+        if name and name not in MODULES and name.partition(":")[0] not in node.works:
+            raise InputError(
+                f"the module {name[:64]!r} is not one of {node.name}'s: start it with --works and "
+                f"the module's name, or choose one of {', '.join(MODULES)}"
+            )
+        return self.job.learner(self.features.size(node.load().inputs.shape[1]))
+
+    @cached_property
     def limits(self) -> DataLimits:
         """What may leave of this node's data, for this job, which is pinned to them."""
         node = self.node
@@ -203,12 +224,16 @@ class _Desk:
                 f"{self.node.name} has {points} points for {job.batches} mini-batches: "
                 "ask for fewer mini-batches"
             )
-        return Sizes(points, inputs, job.batches, self.features.size(inputs), job.columns)
+        features = self.features.size(inputs)
+        shape = self.learner.shape if job.model else ()
+        return Sizes(points, inputs, job.batches, features, job.columns, shape)
 
     def hello(self) -> Answered:
         """Say who this is and what it holds, with a fingerprint of its feature map."""
         clear_old(self.node.cache)
         self.node.refuse_few()
+        if self.job.model:
+            import_torch()
         shard = self.node.load()
         width, features = shard.inputs.shape[1], self.features
         if shard.is_text != self.job.encoder.get("text", False):
@@ -252,7 +277,7 @@ class _Desk:
         began = self.node.clock()
         data = self._embedded(load)
         start = self.node.clock()
-        gradient(data.features[:load], data.targets[:load], model)
+        self.learner.gradient(model, data.features[:load], data.targets[:load])
         now = self.node.clock()
         nothing = np.zeros_like(model)  # as large as a gradient
         return {"seconds": now - start, "busy": now - began}, {"gradient": nothing}
@@ -297,7 +322,8 @@ class _Desk:
                 charge()
                 # The vault draws a node's share of the noise, as it does its mask.
                 done = replace(asked, noise=0.0) if isinstance(asked, PrivateSum) else asked
-                answer = self.limits.answer(done, points, data, model, self._stream)
+                clock = self.node.clock
+                answer = self.limits.answer(done, points, data, model, self._stream, clock)
                 points = answer.points
                 arrays = {name: _as_sent(array) for name, array in answer.arrays.items()}
             seconds_taken = self.node.clock() - began
@@ -342,7 +368,7 @@ class _Desk:
             finite=self.node.vault is None,
         )
         is_raw = job.kind not in HOUSE_MAPS
-        return Embedding(features, targets, embedded, sizes.batches, is_raw)
+        return Embedding(features, targets, embedded, sizes.batches, is_raw, self.learner)
 
     def _labels(self) -> Embedding:
         """Return all points with features of 0, for work that needs none."""

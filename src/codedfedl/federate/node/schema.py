@@ -20,6 +20,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.learning.codes import CODES
 from codedfedl.learning.features import FEATURE_KINDS
+from codedfedl.learning.torch_network import LOSSES
 
 __all__ = [
     "MAX_NUMBER",
@@ -54,13 +55,25 @@ Rules = Mapping[str, Rule]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that shapes are checked against: of the node's own data, and of the job."""
+    """The sizes that shapes are checked against: of the node's own data, and of the job.
+
+    Attributes
+    ----------
+    model
+        Shape of a network's parameters; empty for least squares.
+    """
 
     points: int
     inputs: int
     batches: int
     features: int
     columns: int
+    model: tuple[int, ...] = ()
+
+    @property
+    def model_shape(self) -> tuple[int, ...]:
+        """Of a network's parameters, or (q, c)."""
+        return self.model or (self.features, self.columns)
 
 
 def _refuse(name: str, value: Any, must: str) -> None:
@@ -173,6 +186,14 @@ _JOB: Rules = {
     ),
     "scaling": record(dict.fromkeys(("low", "span", "offset"), _anything), empty=True),
     "encoder": record(dict.fromkeys(("text", "normalise"), one_of(True, False)), empty=True),
+    "model": record(
+        {
+            "module": _text,  # by the node, which imports nothing that its owner does not name
+            "loss": one_of(*LOSSES),
+            "image": optional(listed(whole(1, 10**6), 3)),
+        },
+        empty=True,
+    ),
 }
 assert set(_JOB) == {field.name for field in fields(Job)}
 
@@ -231,8 +252,8 @@ def _names(name: str, value: Any) -> None:
 
 
 def checked_model(model: Any, sizes: Sizes) -> npt.NDArray[np.float32]:
-    """Return the model, if it is finite and of the job's own shape, (q, c)."""
-    shape = (sizes.features, sizes.columns)
+    """Return the model, if it is finite and of the job's own shape."""
+    shape = sizes.model_shape
     if not isinstance(model, np.ndarray) or model.shape != shape or model.dtype != np.float32:
         kind = f"{model.dtype} {model.shape}" if isinstance(model, np.ndarray) else type(model)
         raise InputError(f"the model is {kind}: must be float32 of shape {shape}")
@@ -295,6 +316,7 @@ def checked_work(work: Any, sizes: Sizes, allowed: Collection[str] = ()) -> None
 def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
     """Return the rules of every kind of work that comes with the package."""
     chance, positive, batches = real(0, 1), real(0, above=True), sizes.batches
+    weight = real(0, MAX_NUMBER)
     length = real(1 / MAX_NUMBER, MAX_NUMBER)  # a product of two is far from the smallest float32
     code = record({"name": one_of(*CODES), "nonzeros": whole(1, MAX_ROWS)})
     gradient: Rules = {"batch": whole(0, batches - 1)}
@@ -335,7 +357,7 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
     embedded: Rules = {
         "least": whole(1),
         "grows": one_of(True, False),
-        "represents": optional(real(0, MAX_NUMBER)),
+        "represents": optional(weight),
     }
     rules: dict[str, Rules] = {
         "prepare": {},
@@ -348,6 +370,14 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
         "embedded": embedded,
         "first_gradient": embedded,
         "counts": {},
+        "window_gradient": {
+            **gradient,
+            "draw": whole(),
+            "client_weights": weight,
+            "class_weights": optional(listed(weight, sizes.columns)),
+            "seconds": real(0, above=True),
+            "least": whole(1),
+        },
         "parity": {
             "rows": listed(whole(1, MAX_ROWS), batches),
             "loads": listed(whole(0, sizes.points), batches),
@@ -365,7 +395,11 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
         "masked": {"work": wrapped, "scale": positive},
         "gradient_delta": {"work": changing, "scale": positive, "counted": _counted},
     }
-    return rules
+    return {kind: of_kind for kind, of_kind in rules.items() if not sizes.model or kind in _ANY}
+
+
+_ANY = {"prepare", "embed", "gradient", "weighted_gradient", "local_model", "local_direction"}
+_ANY |= {"embedded", "counts", "window_gradient", "masked"}  # for networks too
 
 
 def _counted(name: str, value: Any) -> None:

@@ -231,6 +231,7 @@ class Asking:
         here = self.journal.stored.points if ask.work.once else {}
         tally.outcome[list(here)], tally.when[list(here)] = ARRIVED, 0.0
         share = ENCODING_SHARE if ask.setup else EMBEDDING_SHARE
+        grows = ask.work.elastic and ask.work.window is None  # a window begins once all is embedded
         wanted = [j for j in self.everyone if tally.loads[j] and j not in busy and j not in here]
         tally.busy = tuple(j for j in sorted(busy) if tally.loads[j] and j not in here)
         if not wanted:
@@ -241,7 +242,7 @@ class Asking:
                 "round": tally.round,
                 "load": int(tally.loads[j]),
                 "answered": int(self.answered[j]),
-                "seconds": share * tally.deadline if ask.work.elastic else None,
+                "seconds": share * tally.deadline if grows else None,
                 **facts,
             }
             for j in wanted

@@ -143,7 +143,7 @@ def probe(asking: Asking) -> Traces:
     transport, config, task = asking.transport, asking.config, asking.task
     rows: list[tuple[int, int, float, float]] = []
     silences = np.zeros(len(asking.everyone), dtype=np.int64)
-    zero = np.zeros((task.workload.features, task.workload.labels), dtype=np.float32)
+    zero = np.zeros(task.model_shape, dtype=np.float32)
     points, seconds = task.points.max(0), config.probe_timeout
     for number in range(config.probes):
         loads = np.maximum(points >> number % 3, 1).tolist()

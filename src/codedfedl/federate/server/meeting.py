@@ -14,6 +14,7 @@ from codedfedl.federate.server.checks import RefusedError
 from codedfedl.federate.server.measuring import advice_on_claims, counted_points, unbelieved
 from codedfedl.federate.transport import Arrival, Say, Transport
 from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map
+from codedfedl.learning.torch_network import chosen_loss
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.journal import Members
 from codedfedl.runs.sections import FederationConfig
@@ -257,4 +258,14 @@ def job_of(experiment: Experiment, key: str, members: Members | None = None) -> 
         tiles=asdict(config.tiles()),
         scaling={} if members is None else members.scaling,
         encoder=encoder if kind == "encoder" else {},
+        model=_network_of(experiment, members),
     )
+
+
+def _network_of(experiment: Experiment, members: Members | None) -> dict[str, Any]:
+    """Return what nodes must know of a network; its loss once it is known what the labels are."""
+    model, image = experiment.model, experiment.features.image
+    if model.kind == "linear":
+        return {}
+    loss = chosen_loss(model.loss, classes=members is None or members.classes)
+    return {"module": model.module, "loss": loss, "image": image and list(image)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codedfedl.arrays import Array, to_host
-from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity
+from codedfedl.core.client import BlockParity, DrawnGradient, Embedded, Gradient, Parity
 from codedfedl.core.loop import RunningSum
 from codedfedl.core.protocol import SUM, Ask, Inbox, Reply
 from codedfedl.core.record import ARRIVED, REFUSED, SETUP
@@ -97,7 +97,9 @@ class Federation:
     def __init__(self, asking: Asking, sums: "Sums | None" = None) -> None:
         self.asking, self.sums = asking, sums
         self.members, self.task, self.journal = asking.members, asking.task, asking.journal
-        self.bounds = NormBounds.of(self.task.largest_square, self.members.classes)
+        linear = self.task.learner.quadratic  # there is no bound on a network's gradient
+        largest = self.task.largest_square if linear else np.inf
+        self.bounds = NormBounds.of(largest, self.members.classes)
         self.evidence = Evidence(self.task, self.journal.stored)
         self.judge = Judge.of(self.task.held.tolist())
         self.last: Exchange | None = None
@@ -175,12 +177,16 @@ class Federation:
         now = self.asking.transport.now()
         total, replies = RunningSum(), []
         for reply in taken:
-            if reply.arrays and ask.combine is SUM:
+            if reply.arrays and ask.combine is SUM and reply.round == tally.round:
                 arrays = reply.arrays.items()
                 total.add({name: array.astype(np.float64) for name, array in arrays})
             elif reply.arrays:
                 replies.append(reply)
-        points, timings = float(sum(reply.points for reply in taken)), None
+        points, timings, counted = float(sum(reply.points for reply in taken)), None, None
+        if ask.work.window is not None:  # late answers are no part of the sum
+            fresh = {reply.client: reply.points for reply in taken if reply.round == tally.round}
+            counted = np.array([fresh.get(j, 0) for j in self.asking.everyone])
+            points = float(counted.sum())
         if not ask.setup and ask.work.elastic:
             timings = tally.timings_of_all(replies, self.task.held)
         elif not ask.setup:
@@ -200,6 +206,7 @@ class Federation:
             tuple(sorted(replies, key=lambda reply: (reply.client, reply.round))),
             stored,
             excluded=tuple(sorted(self.asking.excluded - self.asking.without)),
+            counted=counted,
             timings=timings,
             revised=revised,
         )
@@ -230,11 +237,13 @@ class Federation:
         arrays, points = checked_answer(arrival, work, self.task, pending.round, pending.load)
         if points == 0:
             return None
-        if isinstance(work, Gradient | Embedded):
+        if isinstance(work, Gradient | Embedded | DrawnGradient):
             model = to_host(pending.model)
             about = float(self.task.held[client])
             if isinstance(work, Gradient):
                 about = points * work.weight_of(client)
+            elif isinstance(work, DrawnGradient):
+                about = work.most_weight(client, points)
             elif work.represents is not None:
                 about = float(np.asarray(work.represents)[client])
             self.bounds.check_gradient(arrays["gradient"], model, about)

@@ -32,13 +32,21 @@ from codedfedl.federate.server.rounds import Federation
 from codedfedl.federate.transport import Say, Transport
 from codedfedl.io.files import synced
 from codedfedl.learning.features import map_settings
+from codedfedl.learning.learner import Learner
 from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.models.model import Model
 from codedfedl.runs.advice import Conduct, advice, nobody_arrived
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
-from codedfedl.runs.federation import federation_config, federation_task, fitted, scheme_of, start
+from codedfedl.runs.federation import (
+    federation_config,
+    federation_task,
+    first_model,
+    fitted,
+    scheme_of,
+    start,
+)
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.status import StatusFile
 from codedfedl.runs.tables import Ending, planned_share, write_records
@@ -84,8 +92,8 @@ class Session:
         fit = fitted(self.journal, self.members)
         fit.fleet.write(directory.path / "fleet.csv")
         self.fleet = fit.fleet
-        self._zero = np.zeros(asking.task.model_shape, dtype=np.float32)
-        state = start(scheme, experiment, self.members, fit, self._zero)
+        self._first = first_model(asking.task, experiment.seeds[0])
+        state = start(scheme, experiment, self.members, fit, self._first)
         account = scheme.describe(state).account
         if account is not None:
             keep_account(directory, experiment, account)
@@ -102,8 +110,9 @@ class Session:
         config, driver, names = self.asking.config, self.driver, self.members.names
         watch, scaling = Watch(config.fall, driver.state.task.held), Scaling(**self.members.scaling)
         for exchange in self._played():
-            metric = self.evaluation.metric(np.asarray(driver.state.model), scaling)
-            has_model = driver.state.model is not self._zero
+            model, learner = np.asarray(driver.state.model), self.asking.task.learner
+            metric = self.evaluation.metric(model, learner, scaling)
+            has_model = driver.state.model is not self._first
             record = replace(exchange.record, metric=metric, has_model=has_model)
             self.journal.append(replace(exchange, record=record))
             named = NamedRound.of(record, names)
@@ -180,6 +189,7 @@ class Session:
         scaling = Scaling(**members.scaling)
         model = Model(
             features=self.evaluation.features,
+            learner=self.asking.task.learner,
             weights=ending.model,
             inputs=members.inputs,
             classes=np.arange(members.columns) if members.classes else None,
@@ -279,7 +289,7 @@ class Evaluation:
         chance = chance_of(labels, self.shard.is_classification)
         return {"chance": chance, "test_points": float(len(labels))}
 
-    def metric(self, model: Any, scaling: Scaling = UNSCALED) -> float:
+    def metric(self, model: Array, learner: Learner, scaling: Scaling = UNSCALED) -> float:
         """Return accuracy or R², on the scale that the clients have; NaN without test points."""
         if self.shard is None:
             return float("nan")
@@ -287,9 +297,9 @@ class Evaluation:
             inputs = scaling.inputs(np.asarray(self.shard.inputs))
             points = inputs if self.shard.is_text else inputs.astype(np.float32)
             self._embedded = self.features.transform(points)
-        predictions = (self._embedded @ model)[:, None, :]
+        predictions = np.asarray(learner.scores(model, self._embedded))[:, None, :]
         if self.shard.is_classification:
             return float(accuracy(predictions, np.asarray(self.shard.labels))[0])
         rows = np.arange(len(self.shard.labels))
-        targets = scaling.targets(self.shard.targets(rows, model.shape[1]))
+        targets = scaling.targets(self.shard.targets(rows, learner.outputs))
         return float(r_squared(predictions, targets)[0])
