@@ -6,10 +6,9 @@ owner has allowed by naming its module, must check its own fields.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from math import inf
-from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,18 @@ import numpy.typing as npt
 from codedfedl.core.client import WORK
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
+from codedfedl.federate.node.rules import (
+    Rules,
+    check_fields,
+    listed,
+    one_of,
+    optional,
+    real,
+    record,
+    refuse,
+    text,
+    whole,
+)
 from codedfedl.learning.codes import CODES
 from codedfedl.learning.features import FEATURE_KINDS
 from codedfedl.learning.torch_network import LOSSES
@@ -32,9 +43,6 @@ __all__ = [
     "checked_work",
 ]
 
-MAX_COUNT = 2**40
-"""The largest whole number that means anything: points, rounds, attempts."""
-
 MAX_FEATURES, MAX_COLUMNS, MAX_ROWS, MAX_STEPS = 10**6, 10**5, 10**6, 10**4
 """The most features, label columns, parity rows and local steps that a node works with."""
 
@@ -44,13 +52,6 @@ MAX_SUMMED = 10**8
 MAX_NUMBER = 1e9
 """The largest number of a model and of points that a sum is computed from: no float32 on the way is
 beyond its range, so whether an answer is finite does not depend on a single point."""
-
-_LARGEST = float_info.max  # whole numbers may be larger, and NaN is never between two numbers
-
-Rule = Callable[[str, Any], None]
-"""Raises InputError for a value that is not allowed, naming the field."""
-
-Rules = Mapping[str, Rule]
 
 
 @dataclass(frozen=True)
@@ -76,91 +77,9 @@ class Sizes:
         return self.model or (self.features, self.columns)
 
 
-def _refuse(name: str, value: Any, must: str) -> None:
-    raise InputError(f"{name} is {str(value)[:64]!r}: must be {must}")
-
-
-def whole(low: int = 0, high: int = MAX_COUNT) -> Rule:
-    """Return the rule for a whole number in a range."""
-
-    def rule(name: str, value: Any) -> None:
-        if type(value) is not int or not low <= value <= high:
-            _refuse(name, value, f"a whole number from {low} to {high}")
-
-    return rule
-
-
-def real(low: float = -inf, high: float = inf, *, above: bool = False) -> Rule:
-    """Return the rule for a finite number in a range, whose lower end may be excluded."""
-
-    def rule(name: str, value: Any) -> None:
-        number = isinstance(value, int | float) and type(value) is not bool
-        if not number or not max(low, -_LARGEST) <= value <= min(high, _LARGEST):
-            _refuse(name, value, f"a finite number from {low:g} to {high:g}")
-        if above and value == low:
-            _refuse(name, value, f"above {low:g}")
-
-    return rule
-
-
-def listed(rule: Rule, *lengths: int) -> Rule:
-    """Return the rule for a list of one of these lengths, each of whose entries obeys a rule."""
-
-    def check(name: str, value: Any) -> None:
-        if type(value) not in (list, tuple) or len(value) not in lengths:
-            _refuse(name, value, f"a list of {' or '.join(map(str, lengths))}")
-        for entry in value:
-            rule(name, entry)
-
-    return check
-
-
-def one_of(*values: Any) -> Rule:
-    """Return the rule for a value out of a few, of the same type."""
-
-    def rule(name: str, value: Any) -> None:
-        if not any(type(value) is type(known) and value == known for known in values):
-            _refuse(name, value, f"one of {', '.join(map(str, values))}")
-
-    return rule
-
-
-def optional(rule: Rule) -> Rule:
-    """Return the rule for a value that may be None."""
-    return lambda name, value: None if value is None else rule(name, value)
-
-
-def record(rules: Rules, *, empty: bool = False) -> Rule:
-    """Return the rule for a mapping with exactly these fields; or with none."""
-
-    def rule(name: str, value: Any) -> None:
-        if not isinstance(value, Mapping):
-            _refuse(name, value, "a record of named fields")
-        if not (empty and not value):
-            _check_fields(name, value, rules)
-
-    return rule
-
-
-def _check_fields(name: str, value: Mapping[str, Any], rules: Rules) -> None:
-    for field in sorted(set(value) ^ set(rules), key=str):
-        problem = "is missing" if field in rules else "is unknown"
-        raise InputError(
-            f"{name}.{str(field)[:64]} {problem}: install the same version of codedfedl on the "
-            "server and on all nodes"
-        )
-    for field, rule in rules.items():
-        rule(f"{name}.{field}", value[field])
-
-
-def _text(name: str, value: Any) -> None:
-    if type(value) is not str:
-        _refuse(name, value, "a text")
-
-
 def _key(name: str, value: Any) -> None:
     if type(value) is not str or not re.fullmatch("[0-9a-f]{32}", value):  # part of a path
-        _refuse(name, value, "32 hexadecimal digits")
+        refuse(name, value, "32 hexadecimal digits")
 
 
 def _anything(name: str, value: Any) -> None:
@@ -188,7 +107,7 @@ _JOB: Rules = {
     "encoder": record(dict.fromkeys(("text", "normalise"), one_of(True, False)), empty=True),
     "model": record(
         {
-            "module": _text,  # by the node, which imports nothing that its owner does not name
+            "module": text,  # by the node, which imports nothing that its owner does not name
             "loss": one_of(*LOSSES),
             "image": optional(listed(whole(1, 10**6), 3)),
         },
@@ -229,25 +148,25 @@ def checked_helper_question(kind: str, facts: Mapping[str, Any]) -> tuple[str, d
         "sum": {
             "number": whole(),
             "attempt": whole(-1),
-            "ask": _text,
+            "ask": text,
             "arrived": _texts,
             "numbers": whole(1, MAX_SUMMED),
         },
     }
-    _check_fields(kind, asked, questions[kind])
+    check_fields(kind, asked, questions[kind])
     return str(key), asked
 
 
 def _texts(name: str, value: Any) -> None:
     if type(value) not in (list, tuple):
-        _refuse(name, value, "a list of texts")
+        refuse(name, value, "a list of texts")
     for entry in value:
-        _text(name, entry)
+        text(name, entry)
 
 
 def _names(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
-        _refuse(name, value, "a record of names and keys")
+        refuse(name, value, "a record of names and keys")
     _texts(name, [*value.keys(), *value.values()])
 
 
@@ -271,7 +190,7 @@ def check_question(kind: str, facts: Mapping[str, Any], arrays: Mapping[str, Any
     if unknown := set(arrays) - model:
         raise InputError(f"{kind} has an array {sorted(unknown)[0][:64]!r}, which is unknown")
     defaults = {"sum": None} if kind == "work" else {}
-    _check_fields(kind, defaults | dict(facts), _questions()[kind])
+    check_fields(kind, defaults | dict(facts), _questions()[kind])
 
 
 def _questions() -> dict[str, Rules]:
@@ -308,7 +227,7 @@ def checked_work(work: Any, sizes: Sizes, allowed: Collection[str] = ()) -> None
     rules = _rules(sizes, allowed)
     if kind in rules:
         given = {name: value for name, value in work.items() if name != "kind"}
-        _check_fields(kind, given, rules[kind])
+        check_fields(kind, given, rules[kind])
     elif kind in WORK or kind.partition(":")[0] not in allowed or kind.startswith("codedfedl."):
         raise InputError(f"the work {kind[:64]!r} is unknown here, or has no rules")
 
@@ -342,7 +261,7 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
     def wrapped(name: str, value: Any) -> None:
         kind = value.get("kind") if isinstance(value, Mapping) else None
         if kind in ("masked", "gradient_delta", "clipped_moments", "clipped_gradient"):
-            _refuse(name, kind, "work whose answers are numbers")
+            refuse(name, kind, "work whose answers are numbers")
         checked_work(value, sizes, allowed)
 
     def changing(name: str, value: Any) -> None:
@@ -352,7 +271,7 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
             "weighted_gradient",
             "embedded",
         ):
-            _refuse(name, value["kind"], "work whose answers are one gradient")
+            refuse(name, value["kind"], "work whose answers are one gradient")
 
     embedded: Rules = {
         "least": whole(1),
