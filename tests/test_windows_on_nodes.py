@@ -170,6 +170,18 @@ def test_late_answers_are_for_the_model_that_they_began_with(tmp_path: Path) -> 
     assert replay(RunDirectory(tmp_path / "run")).same
 
 
+def test_a_gradient_longer_than_its_points_allow_is_refused(tmp_path: Path) -> None:
+    def change(client: int, kind: str, answer: Any) -> Any:
+        facts, arrays = answer
+        factor = 100.0 if client == 1 and kind == "window_gradient" else 1.0
+        return facts, {name: np.float32(factor) * array for name, array in arrays.items()}
+
+    exchanges = played(tmp_path, PACED, Script(change=change))
+    why = [reason for e in exchanges for _, reason in e.record.refusals]
+    assert len(why) == 4
+    assert all("gradient is longer than" in reason for reason in why)
+
+
 def test_a_secure_sum_of_windows(tmp_path: Path) -> None:
     """It learns what the plain one learns, up to the integers' rounding."""
     plain = played(tmp_path / "plain", PACED)

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["State", "Task"]  # imported from here
 
-Rng = np.random.Generator | None
-"""Randomness for what a scheme itself draws."""
+Rng = np.random.Generator | None  # for what a scheme itself draws
 
 
 class Combine(Enum):
@@ -127,7 +126,7 @@ class Inbox:
     arrived : array of shape (n,)
         Which clients answered this ask in time.
     points
-        Points that the counted answers cover.
+        In all counted answers.
     sums
         Of every array of the answers, under `SUM`; empty if no client answered.
     replies
@@ -169,14 +168,13 @@ class Limits:
     ----------
     deadline : seconds, optional
         Of a round.
-    setup_deadline : seconds
-    rounds
+    setup_deadline, rounds
     availability
         No client is assumed to answer in a larger share of the rounds.
     first_deadline : seconds, optional
         Of the first rounds, where an earlier plan chose it; one that follows may choose another.
     blocks : array of shape (n,), optional
-        Points of each client's blocks, of which its answers to windows are made.
+        Points of a block of each client: its windows are made of blocks.
     """
 
     deadline: float | None
@@ -187,8 +185,7 @@ class Limits:
     blocks: IntArray | None = None
 
 
-AnyLimits = Limits | None
-"""An operator's limits; None in a simulation, which has none."""
+AnyLimits = Limits | None  # a simulation has none
 
 
 @dataclass(frozen=True)
@@ -216,11 +213,11 @@ class Info:
     featured
         Whether a report shows its clients and first rounds one by one, not its results alone.
     baseline
-        What reports call it as a baseline of gains; empty if it is not one.
+        What reports call it as a baseline of gains; empty if it is none.
     quadratic
         Whether it needs the loss of a linear model, such as for parity: others are refused.
     waits
-        Where it waits for answers without a deadline: what it waits for, in the words of an error.
+        Where it waits without a deadline: what it waits for, in the words of an error.
     only_simulated
         Why no federation can run it, in the words of an error; empty if one can.
     """
@@ -249,8 +246,7 @@ class Description:
     plan
         The plan that the rounds follow, if there is one.
     facts
-        Numbers for tables and reports, by name. Those of `core.columns.FACTS` have columns of their
-        own in a report; others are shown by their names.
+        Numbers for tables and reports, by name (`core.columns.FACTS`).
     account
         What a run releases under a guarantee; None if there is no guarantee.
     planned_deadline : seconds, optional
@@ -267,7 +263,7 @@ class Description:
 class Scheme(ABC):
     """A way to train: a frozen dataclass of settings with pure functions.
 
-    It holds no state: everything that it learns is in the `State` that it returns.
+    All that it learns is in the `State` that it returns.
 
     Parameters
     ----------
@@ -325,10 +321,8 @@ class Scheme(ABC):
 
         Parameters
         ----------
-        fleet
-            The clients as they are known to be.
-        model
-            The first model.
+        fleet, model
+            The clients as they are known to be; the first model.
         limits
             What the operator of a real federation sets, for settings that are not given.
         rng

@@ -176,7 +176,8 @@ def _started(
     margin: float = 1.0,
     first_deadline: float | None = None,
 ) -> State:
-    task, config = federation_task(experiment, members), federation_config(experiment)
+    task = scheme.own_task(federation_task(experiment, members))
+    config = federation_config(experiment)
     limits, rng = _limits(config, first_deadline), stream(experiment.seeds[0], "scheme")
     blocks = np.array([block_ends(int(held))[0] for held in task.points.max(0)])
     limits = replace(limits, blocks=blocks)

@@ -40,7 +40,7 @@ HOUSE_MAPS = ("fourier", "structured", "semilinear", "patches")
 class Desk:
     """What a node does for one federation: a method for every kind of question."""
 
-    def __init__(self, job: Job, node: Node) -> None:
+    def __init__(self, job: Job, node: "Node") -> None:
         self.job, self.node = job, node
         most = max(job.points, node.least) if job.points else 0
         self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock, most)
