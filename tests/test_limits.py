@@ -435,11 +435,15 @@ class TestFewPoints:
             np.testing.assert_array_equal(server.sums[0] > 0, server.sums[2] > 0)
             assert server.fewest() == 15
 
-    def test_raw_points_need_longer_sums(self) -> None:
+    @pytest.mark.parametrize("kind", ["identity", "semilinear"])
+    def test_raw_points_need_longer_sums(self, kind: str) -> None:
         """One point may be the only one that is not 0 in a column, in sums of any length."""
-        raw = replace(JOB, kind="identity", n_components=INPUTS, batches=1)
+        raw = replace(JOB, kind=kind, n_components=INPUTS, batches=1)
+        asked = {"job": asdict(raw), "work": work_to(Gradient(0)), "round": 0, "load": POINTS}
+        size = raw.features().size(INPUTS)
+        model = {"model": np.zeros((size, POINTS), np.float32)}
         with attack() as server, refused("answers for 50 together at least"):
-            server.work(Gradient(0), POINTS, raw)
+            server.node.answer("work", asked | {"answered": 0, "seconds": None}, model)
 
     def test_a_node_with_few_points_does_not_take_part(self, tmp_path: Path) -> None:
         node = Node("ada", lambda: Shard(np.ones((9, 2)), np.zeros(9)), tmp_path)

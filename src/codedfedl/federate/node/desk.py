@@ -33,7 +33,7 @@ from codedfedl.learning.modules import MODULES, import_torch
 if TYPE_CHECKING:
     from codedfedl.federate.node.node import Node
 
-HOUSE_MAPS = ("fourier", "structured", "semilinear", "patches")
+HOUSE_MAPS = ("fourier", "structured", "patches")
 """Feature maps in which every feature depends on many numbers of a point."""
 
 
