@@ -394,7 +394,7 @@ def _some(rng: np.random.Generator, points: IntArray) -> dict[str, Work]:
         "embedded": Embedded(least=int(rng.integers(1, 9)), represents=9 * rng.random(CLIENTS)),
         "first_gradient": FirstGradient(represents=9 * rng.random(CLIENTS)),
         "window_gradient": WindowGradient(
-            batch, 3, 9 * rng.random(CLIENTS), rng.random(3), seconds=1e6
+            batch, 3, 9 * rng.random(CLIENTS), [rng.random()] * 3, seconds=1e6
         ),
         "counts": Counts(),
         "gram": Gram(),
@@ -473,7 +473,8 @@ ADAPTIVE = ("anytime", "fedadam", "fedyogi", "paced")
 @pytest.mark.parametrize("name", sorted(set(SCHEMES) - {"private"}))  # it is in `test_sums.py`
 def test_every_scheme_trains_on_nodes(name: str, tmp_path: Path) -> None:
     """Whatever it asks for: nodes do the work, the server takes it and writes its records."""
-    experiment, directory = experiment_of(scheme={"name": name}), RunDirectory(tmp_path / "run")
+    scheme = {"name": name} | ({"weights": "client"} if name == "paced" else {})
+    experiment, directory = experiment_of(scheme=scheme), RunDirectory(tmp_path / "run")
     if name in ADAPTIVE:
         experiment = changed(experiment.model_dump(), {"training.step": 0.05}, "a test")
     said: list[str] = []

@@ -124,6 +124,15 @@ def test_other_sums_do_not_show_parts_of_blocks(tmp_path: Path) -> None:
         asked(other, window(0, 1.0))
 
 
+def test_no_class_counts_more_than_others(tmp_path: Path) -> None:
+    """A sum over one class would be over the points of that class alone, here one point."""
+    of_one = [1.0] + [0.0] * (POINTS - 1)
+    with pytest.raises(InputError, match="must be the same for all classes"):
+        asked(node(tmp_path), WindowGradient(0, 0, 0.0, of_one, seconds=1.0))
+    with pytest.raises(InputError, match=r"paced\.weights is 'class'.*choose 'client'"):
+        played(tmp_path, PACED | {"weights": "class"})
+
+
 def test_a_block_of_too_few_points_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="mixes 53 points, and this node answers for 60"):
         asked(node(tmp_path, least=60), window(0, 1.0))
@@ -192,8 +201,8 @@ def test_a_secure_sum_of_windows(tmp_path: Path) -> None:
 
 
 def test_it_resumes_where_it_was(tmp_path: Path) -> None:
-    whole = played(tmp_path / "whole", PACED | {"weights": "class"}, rounds=6)
-    played(tmp_path / "parts", PACED | {"weights": "class"}, rounds=3)
-    resumed = played(tmp_path / "parts", PACED | {"weights": "class"}, rounds=6)
-    assert len(resumed) == len(whole) == 7  # label counts, and the rounds
+    whole = played(tmp_path / "whole", PACED, rounds=6)
+    played(tmp_path / "parts", PACED, rounds=3)
+    resumed = played(tmp_path / "parts", PACED, rounds=6)
+    assert len(resumed) == len(whole) == 7  # features, and the rounds
     assert resumed[-1].record.metric == whole[-1].record.metric

@@ -134,6 +134,11 @@ class Paced(Scheme):
         chosen = optimiser(self.info.name, self.optimiser, same_points=False)
         state = PacedState(task, model, optimiser=chosen, fleet=fleet, deadline=self.deadline)
         if limits is not None:
+            if self.weights == "class" and task.learner.quadratic:
+                raise InputError(
+                    "paced.weights is 'class', and nodes give no sums of a linear model in which "
+                    "classes count differently, which would show fewer points: choose 'client'"
+                )
             blocks, deadline = limits.blocks, self.deadline or limits.deadline
             state = replace(state, blocks=1 if blocks is None else blocks, deadline=deadline)
         if self.weights == "class":

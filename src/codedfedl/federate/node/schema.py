@@ -237,6 +237,14 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
     chance, positive, batches = real(0, 1), real(0, above=True), sizes.batches
     weight = real(0, MAX_NUMBER)
     length = real(1 / MAX_NUMBER, MAX_NUMBER)  # a product of two is far from the smallest float32
+    by_class = listed(weight, sizes.columns)
+
+    def alike(name: str, value: Any) -> None:
+        """Refuse what would be a sum over the points of a class: of a network, it may be."""
+        by_class(name, value)
+        if len(set(value)) > 1:
+            refuse(name, value, "the same for all classes: choose weights by client")
+
     code = record({"name": one_of(*CODES), "nonzeros": whole(1, MAX_ROWS)})
     gradient: Rules = {"batch": whole(0, batches - 1)}
     local: Rules = {
@@ -293,7 +301,7 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
             **gradient,
             "draw": whole(),
             "client_weights": weight,
-            "class_weights": optional(listed(weight, sizes.columns)),
+            "class_weights": optional(by_class if sizes.model else alike),
             "seconds": real(0, above=True),
             "least": whole(1),
         },
