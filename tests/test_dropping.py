@@ -47,7 +47,18 @@ def _no_fleet() -> Any:
 
 def test_all_that_drop_are_here() -> None:
     assert [
-        *("dsag", "fedau", "fedavg", "fednova", "fedadam", "fedyogi", "fedprox", "greedy", "mifa")
+        *(
+            "dsag",
+            "fedau",
+            "fedavg",
+            "fednova",
+            "fedadam",
+            "fedyogi",
+            "fedprox",
+            "greedy",
+            "mifa",
+            "timelyfl",
+        )
     ] == DROPPING
 
 

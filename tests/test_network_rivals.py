@@ -108,3 +108,37 @@ def test_malenia_drops_what_is_under_way_when_it_steps() -> None:
 def test_malenia_is_simulated_only() -> None:
     with pytest.raises(InputError, match="malenia has clients drop what is under way: simulate"):
         make_scheme("malenia", {}).check(limits=Limits(5.0, 1.0, 1, 1.0))
+
+
+def test_timelyfl_trains_what_fits() -> None:
+    """Half of the clients train the last numbers alone; late answers count later."""
+    log = Log("timelyfl", 40, optimiser="gd", points=2, step=0.02, drop=0.5)
+    shares, steps = log.state.shares, log.state.steps
+    times = np.sort(log.fleet.mean(np.full(6, 2)))
+    assert log.state.deadline == pytest.approx(times[2])
+    assert (shares < 1).sum() == 3
+    assert steps.max() > 1
+    models, late = [np.zeros((64, 10))], 0
+    for arrivals, _ in log.rounds:
+        moved, points = np.zeros(640), np.zeros(640)
+        for job in arrivals.done:
+            late += job.round < arrivals.round
+            start = models[job.round]
+            after = (stepped(log, job, start, int(steps[job.client])) - start).ravel()
+            for number in range(640):
+                if number >= 640 - max(1, round(shares[job.client] * 640)):
+                    moved[number] += log.held[job.client] * after[number]
+                    points[number] += log.held[job.client]
+        models.append(models[-1] + (moved / np.maximum(points, 1)).reshape(64, 10))
+    log.agrees(models[-1])
+    assert late > 3
+
+
+def stepped(log: Log, job: Any, model: np.ndarray, count: int) -> np.ndarray:
+    features, targets = (part.astype(float) for part in log.problem.batches[0].client(job.client))
+    order = stream(0, "code", ORDERS, job.client, job.round).permutation(len(targets))
+    for step in range(count):
+        rows = order[2 * step : 2 * step + 2]
+        slope = gradient((features[rows], targets[rows]), model) / 2 + RIDGE * model
+        model = model - 0.02 * slope
+    return model

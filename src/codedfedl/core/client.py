@@ -5,12 +5,12 @@ own data; the simulator calls it too, or does the same for many clients and mode
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, FloatArray, IntArray
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.core.clipped import ClippedGradient, ClippedMoments
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.encoding import BlockParity, Gram, Parity
@@ -188,6 +188,42 @@ class LocalDirection(LocalModel):
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return that of the model."""
         return {"direction": task.model_shape}
+
+
+@dataclass(frozen=True, eq=False)
+class PartialModel(LocalModel):
+    """Local steps whose moves count for the last numbers of a model alone, each client's share.
+
+    A share of a step costs as much of a whole one: those layers are the only ones that are trained.
+    """
+
+    steps: Any  # of every client, or of one, and so are shares
+    shares: Any = 1.0
+
+    kind: ClassVar[str] = "partial_model"
+    moves: ClassVar[bool] = False
+    per_client: ClassVar[Mapping[str, Any]] = {"steps": 0, "shares": 1.0}
+
+    def of_trained(self, after: Array, model: Array, load: int) -> Answer:
+        """Return ℓ·(β − β after the steps), 0 where it was not trained."""
+        numbers = int(np.prod(model.shape))
+        trained = np.arange(numbers) >= numbers - trained_numbers(numbers, self.shares)
+        mask = asarray_like(trained.astype(np.float32).reshape(model.shape), model)
+        return Answer(load, {"moved": (model - after) * mask * load})
+
+    def cost(self, task: Task, loads: IntArray) -> Cost:
+        """Return the share of every step, and a packet."""
+        whole = super().cost(task, loads)
+        return replace(whole, macs=whole.macs * np.asarray(self.shares))
+
+    def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
+        """Return the model's."""
+        return {"moved": task.model_shape}
+
+
+def trained_numbers(numbers: int, share: float) -> int:
+    """Return how many of a model's numbers are in a share of it, at least one."""
+    return max(1, round(share * numbers))
 
 
 WORK: dict[str, type[Work]] = {

@@ -49,6 +49,8 @@ _SCHEME_COLOURS = {
     "fedyogi": "#a3b556",
     "fedprox": "#c2667a",
     "fedau": "#5f9e8f",
+    "timelyfl": "#8c5a6e",
+    "fedcompass": "#4a8fbf",
 }
 _SHADES = (0.0, 0.35, -0.3, 0.55, -0.5)  # towards white above 0, towards black below
 
