@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from codedfedl import load_model
+from codedfedl.cli.federate_local import TrainingOptions, local_experiment
 from codedfedl.core.client import (
     BlockParity,
     Counts,
@@ -101,6 +102,22 @@ def test_what_needs_a_linear_model_is_refused_before_any_work(
 ) -> None:
     with pytest.raises(InputError, match=message):
         scheme_of(network("mlp", scheme))
+
+
+def test_a_whole_federation_here_is_given_a_network() -> None:
+    training = TrainingOptions(scheme="paced", model="cnn")
+    experiment = local_experiment(training.scheme_table, training.changes, {})
+    assert (experiment.model.kind, experiment.model.module) == ("torch", "cnn")
+    assert experiment.features.kind == "identity"
+    assert experiment.with_image((8, 8, 3)).features.image == (8, 8, 3)
+    scheme = scheme_of(experiment)
+    assert "--networks" in training.node(scheme, None, "cnn", text=False).options
+    config = training.node(scheme, None, "mine:net", text=False)
+    assert (config.works, config.networks) == ("mine", True)
+    assert not training.node(scheme, None, text=False).networks
+    linear = TrainingOptions(scheme="coded", model="cnn")
+    with pytest.raises(InputError, match="choose a scheme of gradients, such as uncoded or paced"):
+        local_experiment(linear.scheme_table, linear.changes, {})
 
 
 def network(module: str, scheme: dict[str, Any], rounds: int = 5, **more: Any) -> Experiment:

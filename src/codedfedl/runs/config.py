@@ -161,9 +161,10 @@ class Experiment(Section):
         return self._with_features(encoder=str(Path(name).resolve()))
 
     def with_image(self, image: tuple[int, int, int] | None) -> "Experiment":
-        """Return the experiment with the shape of the data's images, if it uses patches."""
+        """Return the experiment with the shape of the data's images, if it uses that."""
         kind = self.schemes[0].features or self.features.kind
-        if kind != "patches" or self.features.image is not None or image is None:
+        uses = kind == "patches" or self.model.kind == "torch"
+        if not uses or self.features.image is not None or image is None:
             return self
         return self._with_features(image=image)
 
