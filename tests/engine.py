@@ -1,5 +1,7 @@
 """Federations on the real engine, and what is left of their processes."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +94,22 @@ def federate_local(out: Path, *options: str) -> subprocess.CompletedProcess[str]
     command += ["--deadline", "12", "--tls", "--json", "--set", "federation.probes=1"]
     command += ["--out", str(out), *options]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+
+
+def serving(folder: Path, address: str = "127.0.0.1:1") -> Path:
+    """Write what a server that runs in a folder leaves there, though there is none at its address.
+
+    Returns
+    -------
+    Path
+        The server's home.
+    """
+    home = folder / "home"
+    home.mkdir()
+    (folder / "federation.toml").write_text('server.home = "home"\n', "utf-8")
+    facts = {"address": address, "process": os.getpid(), "authority": None}
+    (home / "serve.json").write_text(json.dumps(facts), "utf-8")
+    return home
 
 
 def failed(local: LocalFederation, run: int) -> bool:

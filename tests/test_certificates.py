@@ -64,7 +64,7 @@ def test_a_node_is_told_of_certificates_that_it_does_not_accept(tmp_path: Path) 
             refused = f"the certificate of {address} is refused .*{why}.*clock is right"
             with pytest.raises(InputError, match=refused):
                 check_server(address, keys.authority)
-    with pytest.raises(InputError, match="--superlink is 'example.org': write host:port"):
+    with pytest.raises(InputError, match="superlink is 'example.org': write host:port"):
         check_server("example.org", other.authority)
     check_server("127.0.0.1:9", other.authority)  # nobody is there yet
 

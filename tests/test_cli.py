@@ -395,7 +395,7 @@ def test_version_and_help(run: Run) -> None:
         (["--set", "federation.clinets=3"], "--set federation.clinets: unknown key"),
         (["--kill", "3"], "--kill 3 would leave none of 3 nodes"),
         (["--dataset", "no.csv"], "no.csv"),
-        (["--keys", "nowhere"], "ca.crt does not exist: make it with codedfedl federate keys"),
+        (["--keys", "nowhere"], "ca.crt does not exist: make it with codedfedl federate init"),
         (["--deadline", "3", "--set", "federation.deadline=-1"], "--set federation.deadline is"),
     ],
 )

@@ -31,7 +31,7 @@ from codedfedl.federate.deploy.local import (
 from codedfedl.federate.flower.programs import APP
 from codedfedl.runs.config import Experiment
 from codedfedl.simulation.replay import replay
-from tests.engine import BIN, MARK, Running, failed, federate_local, flowers_of
+from tests.engine import BIN, MARK, Running, failed, federate_local, flowers_of, serving
 from tests.loopback import experiment_of
 from tests.stock import StockFederation
 from tests.waiting import eventually, interruptible
@@ -294,15 +294,13 @@ def test_names_that_will_not_do(name: str, tmp_path: Path) -> None:
 
 
 def test_an_unreachable_superlink(tmp_path: Path) -> None:
-    path = tmp_path / "fed.toml"
-    path.write_text(tomli_w.dumps(experiment_of().model_dump(exclude_none=True)))
-    for _ in range(2):  # it can be tried again with the same --out
-        said = cli(
-            *("federate", "run", str(path), "--superlink", "127.0.0.1:9"),
-            *("--out", str(tmp_path / "run")),
-        )
+    serving(tmp_path, "127.0.0.1:9")
+    document = experiment_of().model_dump(exclude_none=True) | {"server": {"home": "home"}}
+    (tmp_path / "federation.toml").write_text(tomli_w.dumps(document))
+    for _ in range(2):  # it can be tried again with the same run directory
+        said = cli("federate", "run", str(tmp_path))
         assert "the SuperLink at 127.0.0.1:9 refuses the request" in said
-    assert "see that it runs" in said
+    assert "see that codedfedl federate serve still runs" in said
 
 
 @pytest.mark.long

@@ -123,7 +123,7 @@ def test_a_run_that_was_stopped_is_continued_with_the_printed_command(
 ) -> None:
     out, stopping, link = tmp_path / "my run", Stopping(tmp_path), Link(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_and_follow(stopping, written, out, None)  # type: ignore[arg-type]
+        run_and_follow(stopping, read_experiment(written), out, None)  # type: ignore[arg-type]
     [command] = commands_in(capsys.readouterr().err)
     link.go.set()
     monkeypatch.setattr(ServerOptions, "link", lambda _self: link)
@@ -145,7 +145,7 @@ def test_a_dead_server_names_a_command_that_continues_the_run(
     [command] = commands_in(str(error.value))
     given = parsed(command)
     assert given["out"] == str(directory.path)
-    assert read_experiment(given["experiment"]) == directory.experiment()
+    assert read_experiment(given["federation"]) == directory.experiment()
     (directory.path / LOCAL).mkdir()  # which no other server continues
     assert continue_hint(directory).endswith("same federate local command and --resume")
 
@@ -157,7 +157,7 @@ def test_a_submission_that_fails_leaves_its_reason(written: Path, tmp_path: Path
 
     link: Any = Broken()
     with pytest.raises(InputError, match="takes no runs"):
-        submit(link, written, tmp_path / "run")
+        submit(link, read_experiment(written), tmp_path / "run")
     status = RunDirectory(tmp_path / "run").status.read()
     assert status is not None
     assert (status.state, status.error) == ("failed", "the engine takes no runs")

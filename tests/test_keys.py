@@ -30,6 +30,7 @@ from codedfedl.io.connections import listens
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from tests.conftest import Run
+from tests.engine import serving
 from tests.loopback import experiment_of, transport_of
 
 
@@ -66,7 +67,7 @@ class TestKeys:
         assert fingerprint_of(tmp_path / "ada.pub") == before
 
     def test_keys_without_nodes(self, tmp_path: Path, run: Run) -> None:
-        assert run("federate", "keys", tmp_path / "keys", "--host", "example.org")[0] == 0
+        assert run("federate", "init", tmp_path, "--host", "example.org")[0] == 0
         names = {path.name for path in (tmp_path / "keys").iterdir()}
         assert names == {"ca.crt", "ca.key", "server.pem", "server.key"}
 
@@ -101,15 +102,12 @@ class TestRegistry:
         with pytest.raises(InputError, match="ada is not registered: there are no nodes yet"):
             registry.find("ada")
 
-    def test_registering_twice_says_so(
-        self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_registering_twice_says_so(self, tmp_path: Path, run: Run) -> None:
         """The second time the SuperLink is not even asked: there is none at this address."""
-        monkeypatch.setenv("HOME", str(tmp_path))
         _, public = make_node_key(tmp_path, "ada")
-        home = tmp_path / ".cache/codedfedl/flower/127-0-0-1-1"
-        Registry(home / "nodes.json").add(RegisteredKey("ada", 1, fingerprint_of(public)))
-        code, _, err = run("federate", "register", public, "--superlink", "127.0.0.1:1")
+        registry = Registry(serving(tmp_path) / "nodes.json")
+        registry.add(RegisteredKey("ada", 1, fingerprint_of(public)))
+        code, _, err = run("federate", "register", public, "--federation", tmp_path)
         assert (code, err.strip()) == (0, "ada is already registered")
 
     def test_commands_at_once_take_turns(self, tmp_path: Path) -> None:
@@ -310,7 +308,7 @@ class TestBombs:
 class TestStarting:
     def test_plaintext_stays_on_this_machine(self, tmp_path: Path) -> None:
         for host in ("0.0.0.0", "10.0.0.1", "example.org"):
-            with pytest.raises(InputError, match=f"--insecure is for loopback, not for {host}"):
+            with pytest.raises(InputError, match=f"server.host is {host}, and without server.keys"):
                 ServerSettings(tmp_path, host, 8000, None).check()
         for host in ("127.0.0.1", "localhost", "::1"):
             ServerSettings(tmp_path, host, 8000, None).check()

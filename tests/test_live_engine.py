@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from codedfedl.federate.flower.programs import free_port
 from codedfedl.runs.directory import RunDirectory
@@ -102,17 +103,18 @@ def test_an_operator_follows_a_run_and_stops_it(tmp_path: Path) -> None:
     """`federate run --follow` shows the rounds, and `federate stop` ends it with how to go on."""
     running = Running(tmp_path, experiment_of(2, 50, {"name": "uncoded"}, deadline=30.0))
     out, federate = running.directory.path, [sys.executable, "-m", "codedfedl", "federate"]
-    command = [*federate, "run", str(out / "config.toml"), "--out", str(out), "--follow"]
+    document = running.directory.experiment().model_dump(exclude_none=True)
+    document["server"] = {"home": str(running.local.home)}
+    (tmp_path / "federation.toml").write_text(tomli_w.dumps(document))
+    command = [*federate, "run", str(tmp_path), "--out", str(out), "--follow"]
     with (
         running.local,
-        subprocess.Popen(
-            [*command, "--home", str(running.local.home)], stderr=subprocess.PIPE, text=True
-        ) as process,
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process,
     ):
         try:
             running.wait_for_round(1, 120)
             again = subprocess.run(
-                [*command, "--home", str(running.local.home)],
+                command,
                 capture_output=True,
                 text=True,
                 check=False,

@@ -26,6 +26,7 @@ from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.journal import Journal
 from tests.conftest import Run
+from tests.engine import serving
 from tests.loopback import FIRST_NODE, Loopback, experiment_of
 
 CLIENTS = 3
@@ -169,15 +170,12 @@ class TestRegistry:
         registry.revoke(registry.find("helper"))
         assert [entry.revoked for entry in registry.entries() if entry.role == "helper"] == [True]
 
-    def test_a_registered_key_gets_another_role(
-        self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_registered_key_gets_another_role(self, tmp_path: Path, run: Run) -> None:
         """The SuperLink is not asked: there is none at this address."""
-        monkeypatch.setenv("HOME", str(tmp_path))
         _, public = make_node_key(tmp_path, "mask")
-        registry = Registry(tmp_path / ".cache/codedfedl/flower/127-0-0-1-1/nodes.json")
+        registry = Registry(serving(tmp_path) / "nodes.json")
         registry.add(RegisteredKey("mask", 1, fingerprint_of(public)))
-        command = ("federate", "register", public, "--superlink", "127.0.0.1:1")
+        command = ("federate", "register", public, "--federation", tmp_path)
         said = [run(*command, *more)[2].strip() for more in (("--role", "helper"), ())]
         assert said == ["registered mask as a helper", "mask is already registered"]
         assert registry.find("mask").role == "helper"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 
 from codedfedl import InputError
 from codedfedl.cli import following
@@ -128,12 +127,11 @@ class _NoLink:
 def test_a_second_command_on_a_busy_directory_changes_nothing(tmp_path: Path) -> None:
     """Neither one that may resume the run with longer timeouts, nor any other."""
     path, patient = tmp_path / "run", experiment_of(setup_timeout=999.0)
-    (tmp_path / "my.toml").write_text(tomli_w.dumps(patient.model_dump(exclude_none=True)))
     link: Any = _NoLink()
     commands: dict[str, Callable[[], object]] = {
         "open": lambda: RunDirectory(path).open(patient, resume=True),
         "local": lambda: RunDirectory(path).commanded(patient, resume=True).__enter__(),
-        "run": lambda: submit(link, tmp_path / "my.toml", path),
+        "run": lambda: submit(link, patient, path),
     }
     with RunDirectory(path).opened(experiment_of()):
         before = _contents(path)

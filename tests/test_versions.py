@@ -65,7 +65,7 @@ class TestVersions:
         [
             ["node", "--superlink", "127.0.0.1:1", "--name", "ada", "--data", "ada.npz"],
             ["helper", "--superlink", "127.0.0.1:1"],
-            ["serve", "--insecure"],
+            ["serve"],
             ["register", "ada.pub"],
             ["local"],
         ],

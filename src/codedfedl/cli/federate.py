@@ -1,6 +1,5 @@
 """`codedfedl federate`: real clients, on Flower; here the commands of the server's operator."""
 
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +9,13 @@ import typer
 
 from codedfedl.cli.federate_local import local_command
 from codedfedl.cli.federate_node import helper_command, ledger_command, node_command
-from codedfedl.cli.options import Authority, Port, Serve, Track, add_commands
-from codedfedl.cli.output import say, wrote
+from codedfedl.cli.options import Json, Log, Port, Serve, Track, add_commands
+from codedfedl.cli.output import log_lines, say, show, wrote
 from codedfedl.errors import InputError
 
 if TYPE_CHECKING:
-    from codedfedl.federate.flower.superlink import Superlink
-
-
-SERVER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "server"
-
-Home = Annotated[Path, typer.Option(help="The server's folder, as given to federate serve.")]
+    from codedfedl.federate.flower.superlink import ServerSettings, Superlink
+    from codedfedl.runs.config import Experiment
 
 
 @dataclass(frozen=True)
@@ -29,101 +24,104 @@ class ServerOptions:
 
     Attributes
     ----------
-    superlink
-        A SuperLink of your own, as host:port, instead of --home.
+    federation : FILE
+        The server's federation.toml, or its folder.
     """
 
-    home: Home = SERVER_HOME
-    superlink: str | None = None
-    authority: Authority = None
+    federation: Path = Path()
 
-    def link(self) -> "Superlink":
-        """Return the SuperLink: the server's in a folder, or one by address."""
+    @property
+    def file(self) -> Path:
+        """The file with the server's settings."""
+        from codedfedl.federate.deploy.start import FEDERATION
+
+        return self.federation / FEDERATION if self.federation.is_dir() else self.federation
+
+    def experiment(self) -> "Experiment":
+        """Return what the file says, with full paths."""
+        from codedfedl.runs.documents import read_experiment
+
+        return read_experiment(self.file, trust=True).with_whole_paths(self.file.parent)
+
+    @property
+    def settings(self) -> "ServerSettings":
+        """The settings of the server."""
+        from codedfedl.federate.deploy.keys import Keys
         from codedfedl.federate.flower.programs import check_engine
-        from codedfedl.federate.flower.superlink import Superlink, running
+        from codedfedl.federate.flower.superlink import ServerSettings
 
         check_engine()
-        if self.superlink is None:
-            return running(self.home.resolve())
-        if self.authority is not None and not self.authority.is_file():
+        if (table := self.experiment().server) is None:
             raise InputError(
-                f"--ca {self.authority} does not exist: give the authority's certificate"
+                f"{self.file} has no [server] table: codedfedl federate init writes one"
             )
-        folder = "".join(c if c.isalnum() else "-" for c in self.superlink)
-        cache = Path.home() / ".cache" / "codedfedl" / "flower" / folder
-        return Superlink(self.superlink, cache, self.authority and self.authority.resolve())
+        keys = None if table.keys is None else Keys(Path(table.keys))
+        data = None if table.database is None else Path(table.database)
+        return ServerSettings(Path(table.home), table.host, table.port, keys, data)
+
+    def link(self) -> "Superlink":
+        """Return the server's SuperLink; one that was just started is waited for."""
+        from codedfedl.federate.flower.superlink import running
+
+        return running(self.settings.home, say)
 
 
-def keys_command(folder: Path, *, host: list[str], nodes: str = "", days: float = 365.0) -> None:
-    """Make an authority, the server's certificate and, if asked, keys for nodes.
+def init_command(
+    folder: Path,
+    *,
+    host: list[str],
+    nodes: str = "",
+    port: Port = 8000,
+    days: float = 365.0,
+) -> None:
+    """Write all files that a federation begins with, or renew its certificates.
 
-    Give each node ca.crt, and the server ca.crt, server.pem and server.key. Keep ca.key off both. A
-    node makes its own key with `codedfedl federate key`; with --nodes the keys are made here, and
-    each node's .key must be copied to it.
+    federation.toml and keys/ are the server's. Each folder in nodes/ is for a node or the helper,
+    which makes its own key in it. ca.key signs certificates: keep it off the server and all nodes.
 
     Parameters
     ----------
     folder
-        Folder for certificates and keys.
+        The server's folder.
     host
-        The server's name or address; may be repeated.
+        The server's name or address, as nodes reach it; may be repeated.
     nodes
-        Nodes' names, separated by commas; better, let nodes make their own keys.
+        Names of the nodes, separated by commas; helper is the helper of secure sums.
+    port
+        The port that nodes connect to.
     days
         Validity of the certificates, in days.
     """
     from codedfedl.federate.flower.programs import check_engine
 
     check_engine()
-    from codedfedl.federate.deploy.keys import make_keys
+    from codedfedl.federate.deploy.start import FEDERATION, begin
 
     if not 0 < days < math.inf:
         raise InputError(f"--days is {days:g}: must be above 0")
     names = [name.strip() for name in nodes.split(",")] if nodes else []
     if len(set(names)) < len(names):
         raise InputError(f"--nodes {nodes!r} has a name twice: give every node its own")
-    make_keys(folder, host, names, days=days)
-    wrote(folder)
+    given = begin(folder, host, names, port, days)
+    wrote(folder / FEDERATION)
+    say(f"give each node its folder: {', '.join(map(str, given))}")
+    say(f"keep {folder / 'keys' / 'ca.key'} off this machine: it signs new certificates")
 
 
-def serve_command(
-    *,
-    keys: Path | None = None,
-    host: str = "0.0.0.0",
-    port: Port = 8000,
-    home: Home = SERVER_HOME,
-    database: Path | None = None,
-    insecure: bool = False,
-) -> None:
+def serve_command(federation: Path = Path(), *, log: Log = "text") -> None:
     """Serve nodes: a SuperLink on loopback, and a gate that admits only nodes.
 
     Only this user on this machine can start runs and register keys. Serves until interrupted.
 
     Parameters
     ----------
-    keys
-        The folder with ca.crt, server.pem and server.key.
-    host
-        The address that nodes connect to.
-    port
-        Its port.
-    database
-        The SuperLink's database; by default in --home.
-    insecure
-        No certificates and no keys; on loopback only.
+    federation
+        The server's federation.toml, or its folder.
     """
-    from codedfedl.federate.flower.programs import check_engine
+    settings = ServerOptions(federation).settings
+    from codedfedl.federate.flower.superlink import serve
 
-    check_engine()
-    from codedfedl.federate.deploy.keys import Keys
-    from codedfedl.federate.flower.superlink import ServerSettings, serve
-
-    if (keys is None) != insecure:
-        raise InputError("give --keys with the server's certificates, or --insecure on loopback")
-    held = None if keys is None else Keys(keys)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll
-    raise typer.Exit(serve(ServerSettings(home.resolve(), host, port, held, database), say))
+    raise typer.Exit(serve(settings, log_lines("gate", log)))
 
 
 def register_command(
@@ -180,41 +178,60 @@ def revoke_command(who: str, *, server: ServerOptions) -> None:
 
 
 def run_command(
-    experiment: Path,
-    *,
-    server: ServerOptions,
-    out: Path = Path("runs/fed"),
-    follow: bool = False,
-    serve: Serve = None,
+    federation: Path = Path(), *, out: Path | None = None, follow: bool = False, serve: Serve = None
 ) -> None:
-    """Start a federation on a running server, or continue the one in --out.
+    """Train on the nodes of a running server, or continue.
 
     Run it on the server's machine, as the user that `federate serve` runs as. With --follow or
     --serve it stays until the run ends, and interrupting it does not end the run. Without,
-    status.json and server.log in the run directory show the progress, `codedfedl federate follow`
-    shows it as it happens, and `codedfedl report` writes the report.
+    `codedfedl federate status` and `follow` show the progress, and `codedfedl report` writes the
+    report.
 
     Parameters
     ----------
-    experiment
-        A TOML file with a federation table, on the server.
+    federation
+        The server's federation.toml, or its folder; or a run's config.toml.
     out
-        The run directory, on the server.
+        The run directory, instead of server.out.
     follow
         Show every round, and write the report at the end.
     """
-    from codedfedl.runs.documents import read_experiment
+    server = ServerOptions(federation)
+    experiment = server.experiment()
+    from codedfedl.cli.following import how_to_follow, run_and_follow, submit
+    from codedfedl.federate.server.session import Evaluation
     from codedfedl.runs.federation import scheme_of
 
-    scheme_of(read_experiment(experiment))
+    scheme_of(experiment)
+    Evaluation(experiment)  # reads the test points: what is wrong is said here
+    named = "run" if experiment.server is None else experiment.server.out
+    directory = Path(out or named).resolve()
     link = server.link()
-    from codedfedl.cli.following import how_to_follow, run_and_follow, submit
-
     if follow or serve is not None:
-        run_and_follow(link, experiment.resolve(), out.resolve(), serve)
+        run_and_follow(link, experiment, directory, serve)
         return
-    number = submit(link, experiment.resolve(), out.resolve())
-    say(f"run {number} started; follow it with {how_to_follow(out)}")
+    number = submit(link, experiment, directory)
+    say(f"run {number} started; follow it with {how_to_follow(directory)}")
+
+
+def status_command(*, server: ServerOptions, as_json: Json = False) -> None:
+    """Show whether the server runs, who is connected, and what the last run is doing."""
+    from codedfedl.cli.federate_status import server_status
+
+    document = server_status(server.settings.home)
+    run = document["run"]
+    what = f"run {run['number']} in {run['out']}: {run['text']}" if run else "no run yet"
+    here = "runs" if document["running"] else "does not run"
+    sentence = f"the server {here}; {document['connected']} of {document['nodes']} nodes connected"
+    show(as_json, document, sentence, what)
+
+
+def nodes_command(*, server: ServerOptions, as_json: Json = False) -> None:
+    """Show all nodes: who is connected, since when, and when each answered last."""
+    from codedfedl.cli.federate_status import nodes_of
+
+    nodes = nodes_of(server.settings.home)
+    show(as_json, {"nodes": nodes}, nodes or "no nodes yet: codedfedl federate register")
 
 
 def follow_command(run: Path, *, serve: Serve = None, track: Track = ()) -> None:
@@ -298,11 +315,13 @@ add_commands(
     {
         "Try it": {"local": local_command},
         "The server's operator": {
-            "keys": keys_command,
+            "init": init_command,
             "serve": serve_command,
             "register": register_command,
             "revoke": revoke_command,
             "run": run_command,
+            "status": status_command,
+            "nodes": nodes_command,
             "follow": follow_command,
             "stop": stop_command,
             "app": app_command,

@@ -7,28 +7,31 @@ from typing import Annotated
 
 import typer
 
-from codedfedl.cli.options import Json
-from codedfedl.cli.output import exit_on_signals, json_number, say, show
+from codedfedl.cli.options import Json, Log
+from codedfedl.cli.output import exit_on_signals, json_number, log_lines, show
 from codedfedl.errors import InputError
-from codedfedl.federate.node.config import Access, NodeConfig
+from codedfedl.federate.node.config import Access, HelperConfig, NodeConfig, vault_of, with_file
 
-_HELPER_HOME = Path.home() / ".local" / "share" / "codedfedl" / "helper"
+File = Annotated[Path | None, typer.Argument(help="A TOML file with options as keys.")]
 
 
 def node_command(
+    file: File = None,
     *,
     access: Access,
     config: NodeConfig,
     settings: Annotated[tuple[str, ...], typer.Option("--set")] = (),
+    log: Log = "text",
 ) -> None:
-    """Take part in federations, with the installed code only.
+    """Take part in federations, with the installed code only, until it is ended.
 
-    Ends when the server refuses its key or its SuperNode ends: let a supervisor restart it.
+    `codedfedl federate init` writes its file, node.toml; options on the command line replace what
+    the file says. It connects again by itself when the server was away or refused its key.
 
     Parameters
     ----------
     settings : KEY=VALUE
-        A key for the loader; may be repeated.
+        A key for the loader; may be repeated. In the file, a table of this name.
     """
     from codedfedl.federate.flower.programs import check_engine
 
@@ -36,16 +39,15 @@ def node_command(
     from codedfedl.federate.deploy.keys import check_name
     from codedfedl.federate.flower.supernode import run_node
 
+    access, config = with_file(file, access, config)
     check_name(config.name)
     access.check()
     if config.helper is None and (config.vault or config.epsilon_cap is not None or config.parity):
-        raise InputError(
-            "--vault, --epsilon-cap and --parity are for secure sums: give --helper too"
-        )
-    config = replace(config.resolved(), settings=dict(_pair(text) for text in settings))
+        raise InputError("vault, epsilon_cap and parity are for secure sums: give --helper too")
+    settings_given = dict(config.settings) | dict(_pair(text) for text in settings)
+    config = replace(config.resolved(), settings=settings_given)
     with exit_on_signals():
-        code = run_node(access, config, say)
-    raise typer.Exit(code)
+        run_node(access, config, log_lines(config.name, log))
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -56,22 +58,13 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def helper_command(
-    *, access: Access, name: str = "helper", home: Path = _HELPER_HOME, clients: Path | None = None
+    file: File = None, *, access: Access, config: HelperConfig, log: Log = "text"
 ) -> None:
     """Help federations to compute secure sums: send the server the sum of masks, minus noise.
 
     Run it on a separate machine, under an operator who does not collude with the server's. The
     first start creates masks.key and masks.pub in --home; give masks.pub to every client, by a
     channel that the server cannot change.
-
-    Parameters
-    ----------
-    name
-        The name that the operator registered.
-    home
-        A permanent folder for its mask key and answers.
-    clients
-        A folder with the masks.pub of every client, as NAME.pub.
     """
     from codedfedl.federate.flower.programs import check_engine
 
@@ -80,18 +73,19 @@ def helper_command(
     from codedfedl.federate.flower.supernode import run_answerer
     from codedfedl.federate.secure.helper import HelperNode
 
-    check_name(name)
+    access, config = with_file(file, access, config)
+    check_name(config.name)
     access.check()
-    if clients is not None and not clients.is_dir():
-        raise InputError(f"--clients {clients} is not a folder: put every NAME.pub into one")
-    node = HelperNode(name, home.resolve(), clients)
-    say(f"clients pin {home / 'masks.pub'}")
+    if config.clients is not None and not config.clients.is_dir():
+        raise InputError(f"--clients {config.clients} is not a folder: put every NAME.pub into one")
+    node = HelperNode(config.name, config.home.resolve(), config.clients)
+    say = log_lines(config.name, log)
+    say(f"clients pin {config.home / 'masks.pub'}")
     with exit_on_signals():
-        code = run_answerer(access, name, node, node.home, say)
-    raise typer.Exit(code)
+        run_answerer(access, config.name, node, node.home, say)
 
 
-def ledger_command(vault: Path, *, delta: float = 1e-5, as_json: Json = False) -> None:
+def ledger_command(node: str, *, delta: float = 1e-5, as_json: Json = False) -> None:
     """Show the privacy budget that a node has spent per data set, over all federations.
 
     Epsilon is for one record replaced by nothing, and holds while server and helper do not
@@ -99,14 +93,15 @@ def ledger_command(vault: Path, *, delta: float = 1e-5, as_json: Json = False) -
 
     Parameters
     ----------
-    vault
-        The node's folder, as given to --vault.
+    node
+        The node's name; or its vault, if it is not where vaults are by default.
     delta
         The δ at which ε is stated.
     """
     from codedfedl.privacy.accounting import ADJACENCY
     from codedfedl.privacy.ledger import Ledger
 
+    vault = Path(node) if Path(node).is_dir() else vault_of(node)
     path = vault / "ledger.json"
     if not path.is_file():
         raise InputError(f"{vault} has no ledger.json: nothing was spent, or it is another folder")

@@ -18,8 +18,8 @@ from codedfedl.io.connections import own_or_superuser
 from codedfedl.report.html import render_report
 from codedfedl.report.live import LivePage, RoundSender
 from codedfedl.runs.advice import advice, nobody_arrived
+from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.watching import Sight, look
 from codedfedl.tracking import open_tracker
@@ -45,16 +45,16 @@ START_SECONDS = 60.0
 """Seconds from the announcement of a run until its server must have the lock."""
 
 
-def submit(link: "Superlink", experiment: Path, out: Path) -> int:
+def submit(link: "Superlink", experiment: Experiment, out: Path) -> int:
     """Start or continue a run, and return its number."""
     directory = RunDirectory(out)
-    directory.open(read_experiment(experiment), resume=True)
+    directory.open(experiment, resume=True)
     directory.announce("starting")  # from now on it can be followed
     with directory.failures_noted():
-        return link.submit(experiment, out)
+        return link.submit(out / "config.toml", out)
 
 
-def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | None) -> None:
+def run_and_follow(link: "Superlink", experiment: Experiment, out: Path, serve: int | None) -> None:
     """Start or continue a run, and show it until it ends."""
     directory = RunDirectory(out)
     with served(directory, serve):
@@ -65,7 +65,8 @@ def run_and_follow(link: "Superlink", experiment: Path, out: Path, serve: int | 
         def finished() -> bool:
             status, details = link.status(number)
             if status.startswith("finished") and status != "finished:completed":
-                raise InputError(f"the run failed ({details or status}): see {directory.log}")
+                log = directory.log if directory.log.is_file() else "the log of federate serve"
+                raise InputError(f"the run failed ({details or status}): see {log}")
             return status.startswith("finished")
 
         ended, alive = engine_check(finished), server_check(directory)
@@ -278,7 +279,7 @@ def continue_hint(directory: RunDirectory) -> str:
         return "continue with the same federate local command and --resume"
     path = directory.path
     command = ["codedfedl", "federate", "run", str(path / "config.toml"), "--out", str(path)]
-    return f"continue with {shlex.join(command)} (and the --home or --superlink of its server)"
+    return f"continue with {shlex.join(command)}"
 
 
 @contextmanager

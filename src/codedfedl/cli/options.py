@@ -76,9 +76,7 @@ Trust = Annotated[
     bool,
     typer.Option(help="Import and run the Python code that the run directory or the model names."),
 ]
-Authority = Annotated[
-    Path | None, typer.Option("--ca", help="The authority's ca.crt; by default plaintext.")
-]
+Log = Annotated[str, typer.Option(help="The form of the log on stderr: text or json.")]
 Serve = Annotated[
     int | None,
     typer.Option(

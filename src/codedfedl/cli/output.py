@@ -1,13 +1,15 @@
 """What every command shares: where output goes and in which form."""
 
 import json
+import logging
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,45 @@ class Printing(Console):
 
 results = Printing(width=_PIPED_WIDTH)  # stdout
 messages = Printing(stderr=True)
+
+
+class _Lines(logging.Formatter):
+    """A line for every record of a log, as text or as JSON, in which no text is obeyed."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self.as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(" ", "milliseconds")
+        text = record.getMessage()
+        if record.exc_info:
+            text += f" | {self.formatException(record.exc_info)}"
+        if not self.as_json:
+            line = printable(" | ".join(text.splitlines()))
+            return f"{time} {record.levelname} {record.name}: {line}"
+        facts = {"time": time, "level": record.levelname, "source": record.name, "text": text}
+        return json.dumps(facts)
+
+
+def log_lines(role: str, log: str) -> Callable[[str], None]:
+    """Send this process's log to stderr, a line each, and return how its role says a sentence.
+
+    Parameters
+    ----------
+    log
+        text or json.
+    """
+    if log not in ("text", "json"):
+        raise InputError(f"--log is {log!r}: must be text or json")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines(as_json=log == "json"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every poll
+    theirs = logging.getLogger("flwr")  # it colours what it writes, also in files
+    theirs.handlers.clear()
+    theirs.propagate = True
+    return logging.getLogger(role).info
 
 
 @contextmanager
@@ -132,6 +173,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _cell(value: Any) -> Text:
     """Write a value as people do, numbers at the right; a text may have its own style."""
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
     if isinstance(value, int | float):
         number = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
         return Text(number, justify="right")

@@ -116,12 +116,18 @@ class Record:
         return {*np.flatnonzero(self.arrived).tolist(), *others}
 
     @property
+    def had_enough(self) -> bool:
+        """Whether it ended before the deadline, though some could still have answered."""
+        early = self.seconds < AT_DEADLINE * self.deadline
+        return early and bool(set(self.part("late")) - set(self.busy))
+
+    @property
     def ended(self) -> str:
         """Why the server waited no longer."""
         if self.seconds >= AT_DEADLINE * self.deadline:
             return "until the deadline"
-        late = set(self.part("late"))
-        if late - set(self.busy):
+        late = self.part("late")
+        if self.had_enough:
             enough = len(self.part("arrived")) + len(self.late_answers)
             return f"ended early: {enough} answers were enough"
         if late or np.isin(self.outcome, (DROPPED, REFUSED)).any():

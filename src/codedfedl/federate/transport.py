@@ -11,6 +11,9 @@ import numpy.typing as npt
 Say = Callable[[str], None]
 """Tells the operator a sentence."""
 
+Note = Callable[..., None]
+"""Keeps an event for programs: of what kind it is, and its facts by name."""
+
 QUIET_SECONDS = 60.0
 """Seconds between two sentences that others can cause at will."""
 

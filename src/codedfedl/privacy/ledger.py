@@ -100,6 +100,10 @@ class Ledger:
         """Return the ε that a data set has spent, at the ledger's δ."""
         return self._epsilon(_about(data, self._read()), [])
 
+    def left(self, data: str) -> float | None:
+        """Return the ε that a data set may still spend; None where there is no cap."""
+        return max(0.0, self.epsilon - self.spent(data)) if self.epsilon < inf else None
+
     def data_sets(self) -> dict[str, list[LedgerEntry]]:
         """Return what every federation got, by the name of the data set; see `LedgerEntry.data`."""
         entries = self._read()

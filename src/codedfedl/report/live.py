@@ -1,8 +1,8 @@
 """A federation while it runs, for others: a page on a port of this machine, metrics, trackers.
 
-The server answers GET alone, on loopback, under the names of loopback (so that no page of another
-site can reach it by a name of its own), and has no files: `/` is the report, `/state` what the run
-is doing as JSON, `/metrics` the same for Prometheus.
+The server answers GET and HEAD alone, on loopback, under the names of loopback (so that no page of
+another site can reach it by a name of its own), and has no files: `/` is the report, `/state` what
+the run is doing as JSON, `/metrics` the same for Prometheus, and `/health` is 200 while it lives.
 """
 
 import json
@@ -67,15 +67,7 @@ class LiveView:
             if self._facts[0] != _tag(sight):
                 self._facts = _tag(sight), _facts(sight)
             facts = self._facts[1]
-        return {
-            "state": status.state,
-            "text": status.details,
-            "updated": status.updated,
-            "page": _tag(sight),
-            "rounds": status.rounds,
-            "metric": status.metric,
-            **facts,
-        }
+        return {**status.facts, "page": _tag(sight), **facts}
 
     def page(self) -> tuple[str, str]:
         """Return the page and its tag."""
@@ -170,6 +162,10 @@ class LivePage:
                 return "application/json", json.dumps(self.view.state(), allow_nan=False), ""
         if path == "/metrics":
             return "text/plain; version=0.0.4", self.view.metrics(), ""
+        if path == "/health":
+            if not self.view.directory.is_alive:
+                raise InputError("the run is not under way")
+            return "text/plain", "ok\n", ""
         return None
 
     @contextmanager
@@ -213,6 +209,7 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
         server_version, sys_version = "codedfedl", ""
 
         def do_GET(self) -> None:
+            """Answer, by HEAD without a body."""
             names = self.headers.get_all("Host", [])
             here = self.connection.getsockname()
             if not is_loopback_host(names) or not page.admits(self.client_address, here):
@@ -238,7 +235,10 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
             for header, value in _HEADERS.items():
                 self.send_header(header, value)
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815
 
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing: every open page asks once a second."""

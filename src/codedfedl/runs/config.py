@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from codedfedl.arrays import IntArray
 from codedfedl.data import Dataset, partition
+from codedfedl.data.loading import DATASET_NAMES
 from codedfedl.data.partitions import shards_by_name
 from codedfedl.errors import InputError
 from codedfedl.learning.features import Encoder, FeatureMap, feature_map, load_encoder, safe_step
@@ -22,6 +23,7 @@ from codedfedl.runs.sections import (
     ModelConfig,
     SchemeConfig,
     Section,
+    ServerConfig,
     TrainingConfig,
     is_table,
 )
@@ -65,6 +67,7 @@ class Experiment(Section):
     schemes: list[SchemeConfig] = Field([SchemeConfig(name="coded-newton")])
     grid: dict[str, Annotated[list[bool | int | float | str], Field(min_length=1)]] = Field({})
     federation: FederationConfig | None = None
+    server: ServerConfig | None = None
 
     @field_validator("seeds")
     @classmethod
@@ -153,12 +156,23 @@ class Experiment(Section):
         """Return the experiment with a σ, if it is to be chosen from the data."""
         return self._with_features(sigma=sigma) if self.features.sigma == "auto" else self
 
-    def with_whole_paths(self) -> "Experiment":
-        """Return the experiment with the full path of an ONNX file, for another process."""
-        name = self.features.encoder
-        if name is None or not name.endswith(".onnx"):
-            return self
-        return self._with_features(encoder=str(Path(name).resolve()))
+    def with_whole_paths(self, folder: Path = Path()) -> "Experiment":
+        """Return the experiment with full paths, which began at a folder, for another process."""
+
+        def whole(name: str) -> str:
+            return str((folder / name).resolve())
+
+        encoder, federation, server = self.features.encoder, self.federation, self.server
+        test, tables = federation and federation.test, dict[str, Section]()
+        if encoder is not None and encoder.endswith(".onnx"):
+            tables["features"] = self.features.model_copy(update={"encoder": whole(encoder)})
+        if federation is not None and test and test not in DATASET_NAMES:
+            tables["federation"] = federation.model_copy(update={"test": whole(test)})
+        if server is not None:
+            paths = server.model_dump(include={"keys", "home", "database", "out"})
+            paths = {key: whole(path) for key, path in paths.items() if path is not None}
+            tables["server"] = server.model_copy(update=paths)
+        return self.model_copy(update=tables)
 
     def with_image(self, image: tuple[int, int, int] | None) -> "Experiment":
         """Return the experiment with the shape of the data's images, if it uses that."""

@@ -34,7 +34,7 @@ Checkpoint = dict[str, npt.NDArray[Any]]
 
 _MAY_CHANGE = (
     *("ready_timeout", "probe_timeout", "setup_timeout", "in_flight"),
-    *("tolerance", "rounds", "without", "fall"),
+    *("tolerance", "rounds", "without", "fall", "quorum", "patience"),
 )
 _STOP = "stop"  # the file that asks a run to end
 _LOCK = ".lock"  # of the process that works on the run
@@ -181,6 +181,12 @@ class RunDirectory:
                 return True
         return False
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the run is under way, and a process works on it."""
+        status = self.status.read()
+        return status is not None and status.state == "running" and self.is_worked_on
+
     def stop(self) -> None:
         """Ask whoever works on this run to end it after the current round."""
         if not self.is_run:
@@ -208,6 +214,12 @@ class RunDirectory:
         line = json.dumps({"time": now, "event": kind, **facts}, allow_nan=False)
         with (self.path / "events.jsonl").open("a", encoding="ascii") as file:
             file.write(f"{line}\n")
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return all events so far; a line that is being written is not there yet."""
+        path = self.path / "events.jsonl"
+        lines = path.read_text("ascii").split("\n")[:-1] if path.is_file() else []
+        return [json.loads(line) for line in lines]
 
     @contextmanager
     def logged(self) -> Iterator[Callable[[str], None]]:
@@ -258,7 +270,8 @@ class RunDirectory:
 
     def _check_same(self, experiment: Experiment) -> None:
         before, now = self.experiment().model_dump(), experiment.model_dump()
-        for document in (before, now):  # timeouts may change between runs
+        for document in (before, now):  # timeouts may change between runs, and so may the server
+            document.pop("server")
             for key in _MAY_CHANGE:
                 (document["federation"] or {}).pop(key, None)
         for key, value in now.items():

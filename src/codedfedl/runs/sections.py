@@ -261,6 +261,32 @@ class TrainingConfig(Section):
     objective: bool | None = None
 
 
+class ServerConfig(Section):
+    """A federation's server; relative paths begin at the folder of the file that names them.
+
+    Attributes
+    ----------
+    host, port
+        Address and port that nodes connect to.
+    keys
+        The folder with ca.crt, server.pem and server.key; without it, on loopback only, all is
+        plaintext.
+    home
+        The server's folder: its data base, its registry, and what only it may read.
+    database
+        The SuperLink's, by default in `home`.
+    out
+        The run directory.
+    """
+
+    host: str = "0.0.0.0"
+    port: int = Field(8000, ge=1, le=65535)
+    keys: str | None = None
+    home: str = "home"
+    database: str | None = None
+    out: str = "run"
+
+
 class FederationConfig(Section):
     """Settings of a federation of real clients.
 
@@ -280,6 +306,10 @@ class FederationConfig(Section):
         How much parity may be in transit at a time: the engine's database is slow with more.
     probes
         Messages used to measure each node before planning.
+    quorum
+        How many nodes must be there, or the run pauses; by default two, or the only one.
+    patience : seconds
+        How long a run pauses at most: then it ends, and can be continued.
     availability
         Upper limit on the assumed share of rounds in which a node takes part.
     margin
@@ -311,6 +341,8 @@ class FederationConfig(Section):
     setup_timeout: float = Field(3600.0, gt=0)
     in_flight: float = Field(200.0, gt=0)
     probes: int = Field(5, ge=1)
+    quorum: PositiveInt | None = None
+    patience: float = Field(3600.0, ge=0)
     availability: float = Field(0.95, gt=0, le=1)
     margin: float = Field(1.5, ge=1)
     tolerance: float = Field(6.0, gt=0)

@@ -54,6 +54,18 @@ class Status:
         return str(self.error) if self.state == "failed" else self.doing
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "state": self.state,
+            "text": self.details,
+            "updated": self.updated,
+            "round": self.round,
+            "rounds": self.rounds,
+            "metric": self.metric,
+        }
+
+    @property
     def is_bug(self) -> bool:
         """Whether it failed by a defect of ours, whose traceback is in the log."""
         return self.state == "failed" and str(self.error).startswith(_BUG)

@@ -52,12 +52,12 @@ class Keys:
         needed += [path for name in names for path in self.node(name)]
         for path in needed:
             if not path.is_file():
-                raise InputError(f"{path} does not exist: make it with codedfedl federate keys")
+                raise InputError(f"{path} does not exist: make it with codedfedl federate init")
         for path in (self.authority, self.server):
             certificate = _load(path)
             if (expiry := certificate.not_valid_after_utc) < _now():
                 raise InputError(
-                    f"{path} expired on {expiry:%Y-%m-%d}: renew it with codedfedl federate keys, "
+                    f"{path} expired on {expiry:%Y-%m-%d}: renew it with codedfedl federate init, "
                     "and give ca.crt to all nodes"
                 )
             if (start := certificate.not_valid_before_utc) > _now():
@@ -67,14 +67,14 @@ class Keys:
                 )
         if _general_name(host) not in _names(self.server):
             raise InputError(
-                f"{self.server} is not for {host}: make it with codedfedl federate keys --host "
+                f"{self.server} is not for {host}: make it with codedfedl federate init --host "
                 f"{host}"
             )
 
     def expiring(self) -> list[str]:
         """Return a sentence for each certificate that expires soon."""
         return [
-            f"warning: {path} expires on {expiry:%Y-%m-%d}: renew it with codedfedl federate keys, "
+            f"warning: {path} expires on {expiry:%Y-%m-%d}: renew it with codedfedl federate init, "
             "and start the server again"
             + (", and give ca.crt to all nodes" if path == self.authority else "")
             for path in (self.authority, self.server)
@@ -90,7 +90,7 @@ def check_server(superlink: str, authority: Path) -> None:
         )
     host, _, port = superlink.rpartition(":")
     if not host or not port.isdecimal():
-        raise InputError(f"--superlink is {superlink!r}: write host:port")
+        raise InputError(f"superlink is {superlink!r}: write host:port")
     context = ssl.create_default_context(cafile=str(authority))
     address = host.strip("[]"), int(port)
     try:
@@ -100,7 +100,7 @@ def check_server(superlink: str, authority: Path) -> None:
         raise InputError(
             f"the certificate of {superlink} is refused ({error.verify_message}): see that this "
             "machine's clock is right and that ca.crt is the server's; the operator renews "
-            "certificates with codedfedl federate keys"
+            "certificates with codedfedl federate init"
         ) from None
     except OSError:
         return  # the SuperNode tries again until it is there

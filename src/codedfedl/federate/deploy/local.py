@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import tomli_w
 
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy import guard
 from codedfedl.federate.deploy.keys import Keys, make_keys
 from codedfedl.federate.deploy.registry import NODE
+from codedfedl.federate.deploy.start import FEDERATION
 from codedfedl.federate.flower.programs import APP, environment, free_port
 from codedfedl.federate.flower.superlink import Superlink, running
 from codedfedl.federate.job import HELPER
@@ -177,6 +179,11 @@ class LocalFederation:
             return
         check_port(self.port)
         (self.home / "serve.json").unlink(missing_ok=True)  # of one that was killed
+        server = {"home": str(self.home), "host": HOST, "port": self.port}
+        server["database"] = str(self.folder / "superlink.db")
+        if self.keys is not None:
+            server["keys"] = str(self.keys.folder.resolve())
+        (self.folder / FEDERATION).write_text(tomli_w.dumps({"server": server}), "utf-8")
         self.run(name, self.command(name))
         until = time.monotonic() + START_SECONDS
         while self.processes[name].poll() is None and time.monotonic() < until:
@@ -189,12 +196,7 @@ class LocalFederation:
     def command(self, name: str) -> list[str]:
         """Return how the SuperLink, the helper or a node is started."""
         if name == SUPERLINK:
-            secure = ["--insecure"]
-            if self.keys is not None:
-                secure = ["--keys", str(self.keys.folder.resolve())]
-            command = [*_FEDERATE, "serve", "--home", str(self.home), *secure]
-            command += ["--host", HOST, "--port", str(self.port)]
-            return [*command, "--database", str(self.folder / "superlink.db")]
+            return [*_FEDERATE, "serve", str(self.folder / FEDERATION)]
         if name == HELPER:
             command = [*_FEDERATE, HELPER, "--name", name, "--home", str(self.helper_home)]
         else:

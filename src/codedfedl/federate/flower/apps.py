@@ -17,7 +17,7 @@ from codedfedl.errors import InputError
 from codedfedl.federate.deploy.registry import BoundTransport, Registry
 from codedfedl.federate.flower.programs import check_engine
 from codedfedl.federate.flower.wire import respond
-from codedfedl.federate.node.config import NodeConfig
+from codedfedl.federate.node.config import NodeConfig, vault_of
 from codedfedl.federate.node.node import QUESTIONS, Node
 from codedfedl.federate.transport import Transport
 from codedfedl.learning.codes import LEAST_MIXING
@@ -38,7 +38,7 @@ def node_from(config: NodeConfig) -> Node:
         if config.data is not None:
             return read_shard(str(config.data), config.label, config.text)
         raise InputError(
-            f"{config.name} has no data: start it with --data …/my.npz, or --loader module:function"
+            f"{config.name} has no data: name it in node.toml, or start it with --data or --loader"
         )
 
     works = [module.strip() for module in (config.works or "").split(",") if module.strip()]
@@ -64,10 +64,11 @@ def _vault_of(config: NodeConfig) -> "Vault | None":
     from codedfedl.federate.secure.vault import EPSILON_CAP, Vault
     from codedfedl.privacy.keys import read_public
 
-    default = Path.home() / ".local" / "share" / "codedfedl" / "vaults" / config.name
     cap = EPSILON_CAP if config.epsilon_cap is None else config.epsilon_cap
     pinned = read_public(config.helper)
-    return Vault(config.vault or default, pinned, epsilon_cap=cap, parity=config.parity)
+    return Vault(
+        config.vault or vault_of(config.name), pinned, epsilon_cap=cap, parity=config.parity
+    )
 
 
 def answer(message: Message, context: Context) -> Message:

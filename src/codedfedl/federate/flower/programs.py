@@ -9,6 +9,7 @@ the gate anyway. The program ends with its parent process. Nothing of the engine
 its use of uvicorn. Where there is no such table (no Linux), every user of the machine passes.
 """
 
+import logging
 import os
 import random
 import re
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -45,7 +47,21 @@ START_SECONDS = 60.0
 # Seconds between asking a process to end and making it.
 END_SECONDS = 5.0
 
+# Lines of a program's output that may say why it ended.
+REMEMBERED_LINES = 20
+
+LEVELS = {
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.DEBUG,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "CRITICAL": logging.CRITICAL,
+}
+"""What Flower's levels are here: it informs of every message."""
+
 _FLEET = "/v1/fleet/"
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_LEVEL = re.compile(r"(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b\s*:?\s*(.*)")
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -119,45 +135,83 @@ def alone_in(folder: Path, otherwise: str) -> Iterator[None]:
         yield
 
 
+class Program:
+    """A program of Flower's; what it writes goes to the log of its name, without escape codes.
+
+    Attributes
+    ----------
+    said
+        The last lines that it wrote.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], home: Path) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(home),
+            umask=0o077,
+        )
+        self.said: deque[str] = deque(maxlen=REMEMBERED_LINES)
+        self._log = logging.getLogger(name)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Log what it writes as it is meant; a line without a level belongs to the one before."""
+        assert self.process.stdout is not None
+        level = "INFO"
+        for raw in self.process.stdout:
+            text = _ESCAPE.sub("", raw.decode("utf-8", "backslashreplace")).strip()
+            if match := _LEVEL.match(text):
+                level, text = match.groups()
+            if text:
+                self.said.append(text)
+                self._log.log(LEVELS[level], "%s", text)
+
+    def ended(self) -> int | None:
+        """Return the code with which it ended, once all that it wrote is read; None before."""
+        code = self.process.poll()
+        if code is not None:
+            self._reader.join(END_SECONDS)
+        return code
+
+    def end(self) -> None:
+        """Ask it to end, and make it if it does not."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
 @contextmanager
-def engine(
-    name: str, options: Sequence[str], home: Path, port: int
-) -> Iterator[subprocess.Popen[bytes]]:
+def engine(name: str, options: Sequence[str], home: Path, port: int) -> Iterator[Program]:
     """Run a program of Flower's that answers this user alone, from when it listens on.
 
     That it is this user who listens is looked up: another one might take the port before it.
     """
     command = [*own_user(name), "--host", HOST, "--port", str(port), *options]
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, env=environment(home), umask=0o077
-    )
-    until = time.monotonic() + START_SECONDS
+    program, until = Program(name, command, home), time.monotonic() + START_SECONDS
     try:
         while not _is_up(port):
-            if process.poll() is not None:
-                raise InputError(f"{name} ended with code {process.returncode}: see its log")
+            if (code := program.ended()) is not None:
+                why = f" ({program.said[-1]})" if program.said else ""
+                raise InputError(f"{name} ended with code {code}{why}: see its lines above")
             if time.monotonic() > until:
                 raise InputError(f"{name} does not listen on port {port} after {START_SECONDS:g} s")
             time.sleep(0.1)
-        yield process
+        yield program
     finally:
-        end(process)
+        program.end()
 
 
 def _is_up(port: int) -> bool:
     with socket.socket() as probe:
         return listens(port) and probe.connect_ex((HOST, port)) == 0
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end, and make it if it does not."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 class OwnUser:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,20 +39,27 @@ from codedfedl.federate.flower.programs import (
     APP,
     HOST,
     INSTALL,
+    Program,
     alone_in,
     engine,
     environment,
     free_port,
     program,
 )
-from codedfedl.federate.transport import printable, quietly
-from codedfedl.io.files import make_folder, replacing
+from codedfedl.federate.transport import Say, printable, quietly
+from codedfedl.io.files import make_folder, read_json, replacing, write_json
+
+RUN = "run.json"
+"""The file that names the run that was begun last, in the home of a server."""
 
 # Seconds for a command of Flower's; on a busy machine it needs a minute to start.
 COMMAND_SECONDS = 180.0
 
 # Seconds between two looks for a run that waits for its server app.
 LOOK_SECONDS = 0.3
+
+# Seconds for which a command waits for a server that was started just before it.
+STARTING_SECONDS = 30.0
 
 # Seconds between two warnings of certificates that expire.
 DAY_SECONDS = 86400.0
@@ -122,10 +129,15 @@ class Superlink:
         """End a run at once; what it finished stays."""
         self._flwr(["stop", str(run)])
 
-    def nodes(self) -> dict[int, str]:
-        """Return all nodes that it knows, and whether each is online."""
+    def nodes(self) -> dict[int, str | None]:
+        """Return all nodes that it knows, and since when each is connected, if it is."""
         nodes = self._flwr(["supernode", "list"])["nodes"]
-        return {int(node["node-id"]): str(node["status"]) for node in nodes}
+        return {
+            int(node["node-id"]): node["online-at"].replace(" ", "T")
+            if node["status"] == "online"
+            else None
+            for node in nodes
+        }
 
     def submit(self, experiment: Path, out: Path, app: Path = APP) -> int:
         """Begin a federation, and return the number of its run."""
@@ -133,7 +145,9 @@ class Superlink:
         if self.registry.path.is_file():
             keys["registry"] = str(self.registry.path)
         config = " ".join(f"{key}={_toml(value)}" for key, value in keys.items())
-        return int(self._flwr(["run", str(app)], ["--run-config", config])["run-id"])
+        number = int(self._flwr(["run", str(app)], ["--run-config", config])["run-id"])
+        write_json(self.home / RUN, {"run": number, "out": str(out)})
+        return number
 
     def status(self, run: int) -> tuple[str, str]:
         """Return a run's status, such as ``finished:completed``, and what the engine says of it."""
@@ -162,20 +176,43 @@ class Superlink:
             why = printable(answer.get("error-message", ""), 300)
             raise InputError(
                 f"the SuperLink at {self.address} refuses the request ({why}): see that "
-                "it runs, that the port is open, and that the certificates are its own"
+                "codedfedl federate serve still runs, and its log"
             )
         return answer
 
 
-def running(home: Path) -> Superlink:
-    """Return the SuperLink of a server that runs in a folder."""
-    try:
-        served = json.loads((home / "serve.json").read_text("utf-8"))
-        os.kill(int(served["process"]), 0)
-    except (OSError, ValueError, KeyError):
-        raise InputError(
-            f"no server runs in {home}: start it with codedfedl federate serve, or give its --home"
-        ) from None
+def last_run(home: Path) -> tuple[int, Path] | None:
+    """Return number and directory of the run that was begun last on the server in a folder."""
+    if not (home / RUN).is_file():
+        return None
+    last = read_json(home / RUN, "delete it")
+    return int(last["run"]), Path(last["out"])
+
+
+def running(home: Path, say: Say | None = None) -> Superlink:
+    """Return the SuperLink of a server that runs in a folder.
+
+    Parameters
+    ----------
+    say
+        If given, a server that is about to run is waited for, and this says so.
+    """
+    until, is_waiting = time.monotonic() + STARTING_SECONDS, False
+    while True:
+        try:
+            served = json.loads((home / "serve.json").read_text("utf-8"))
+            os.kill(int(served["process"]), 0)
+            break
+        except (OSError, ValueError, KeyError):
+            if say is None or time.monotonic() > until:
+                raise InputError(
+                    f"no server runs in {home}: start it with codedfedl federate serve, or name "
+                    "its file with --federation"
+                ) from None
+        if not is_waiting and say is not None:
+            say(f"waiting for the server of {home}")
+        is_waiting = True
+        time.sleep(LOOK_SECONDS)
     authority = None if served["authority"] is None else Path(served["authority"])
     return Superlink(served["address"], home, authority)
 
@@ -217,8 +254,8 @@ class ServerSettings:
             loopback = self.host == "localhost"
         if not loopback:
             raise InputError(
-                f"--insecure is for loopback, not for {self.host}: make keys with codedfedl "
-                "federate keys, and give their folder as --keys"
+                f"server.host is {self.host}, and without server.keys only loopback is served: "
+                "make keys with codedfedl federate init"
             )
 
     @property
@@ -245,13 +282,13 @@ class ServerSettings:
         return [*options, "--enable-supernode-auth"]
 
 
-def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
+def serve(settings: ServerSettings, say: Say) -> int:
     """Serve until a signal comes or the SuperLink ends; return how it ended."""
     settings.check()
     make_private(settings.home)
     if settings.keys is not None:
         Registry(settings.home / REGISTRY).begin()
-    taken = f"a server is already running in {settings.home}: end it, or choose another --home"
+    taken = f"a server is already running in {settings.home}: end it, or change server.home"
     with alone_in(settings.home, taken):
         for token in settings.home.glob("token-*"):  # of a server that was killed
             token.unlink()
@@ -265,7 +302,7 @@ def serve(settings: ServerSettings, say: Callable[[str], None]) -> int:
                 path.unlink(missing_ok=True)
 
 
-def _limits(say: Callable[[str], None]) -> GateLimits:
+def _limits(say: Say) -> GateLimits:
     """Return the gate's limits, with no more connections than there may be open files."""
     limits = GateLimits()
     connections = descriptors_for(limits.connections)
@@ -277,9 +314,7 @@ def _limits(say: Callable[[str], None]) -> GateLimits:
     return replace(limits, connections=connections)
 
 
-async def _serve(
-    settings: ServerSettings, link: subprocess.Popen[bytes], port: int, say: Callable[[str], None]
-) -> int:
+async def _serve(settings: ServerSettings, link: Program, port: int, say: Say) -> int:
     from codedfedl.federate.flower.worker import ServerWorker, TaskClient
 
     keys, address = settings.keys, f"{HOST}:{port}"
@@ -299,7 +334,7 @@ async def _serve(
             served |= {"authority": None if authority is None else str(authority)}
             write_secret(settings.home / "serve.json", json.dumps(served).encode())
             say(f"nodes connect to {settings.host}:{settings.port}")
-            while link.poll() is None and not ended.is_set():
+            while link.ended() is None and not ended.is_set():
                 if keys is not None and time.monotonic() - warned > DAY_SECONDS:
                     for sentence in keys.expiring():
                         say(sentence)
@@ -309,5 +344,5 @@ async def _serve(
                     await asyncio.wait_for(ended.wait(), LOOK_SECONDS)
     if ended.is_set():
         return 0
-    say(f"the SuperLink ended with code {link.returncode}")
+    say(f"the SuperLink ended with code {link.ended()}: see its lines above")
     return 1

@@ -11,7 +11,6 @@ Versions of Flower that it is not tested with are refused before anything starts
 
 import logging
 import os
-import subprocess
 import threading
 import time
 import traceback
@@ -24,7 +23,7 @@ from flwr.app import Context, Error, Message
 
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy.keys import write_secret
-from codedfedl.federate.flower.programs import end, environment, program
+from codedfedl.federate.flower.programs import Program, program
 from codedfedl.federate.flower.wire import respond
 from codedfedl.federate.transport import Answerer, printable, quietly
 
@@ -154,15 +153,15 @@ class ServerWorker:
 
     def __init__(self, tasks: TaskClient, folder: Path, authority: Path | None) -> None:
         self.tasks, self.folder, self.authority = tasks, folder, authority
-        self._started: dict[Path, subprocess.Popen[bytes]] = {}
+        self._started: dict[Path, Program] = {}
         self._warn = quietly(_log.warning)
 
     def look(self) -> None:
         """Start the server app of a run that waits for one; tidy up after those that are over."""
         from flwr.supercore.constant import TaskType
 
-        for path, process in list(self._started.items()):
-            if process.poll() is not None:
+        for path, app in list(self._started.items()):
+            if app.ended() is not None:
                 self._end(path)
         try:
             token = self.tasks.token(TaskType.SERVER_APP)
@@ -179,9 +178,7 @@ class ServerWorker:
         command = [program("flwr-serverapp"), "--runtime-api-address", self.tasks.address]
         command += ["--token-file", str(path), "--parent-pid", str(os.getpid()), *secure]
         try:
-            self._started[path] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, env=environment(self.folder), umask=0o077
-            )
+            self._started[path] = Program("server-app", command, self.folder)
         except OSError as error:
             raise InputError(f"cannot start a server app: {error}") from None
 
@@ -191,5 +188,5 @@ class ServerWorker:
             self._end(path)
 
     def _end(self, path: Path) -> None:
-        end(self._started.pop(path))
+        self._started.pop(path).end()
         path.unlink(missing_ok=True)

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from codedfedl.errors import InputError
+from codedfedl.io.names import nearest
+from codedfedl.io.toml import read_toml
 
-__all__ = ["Access", "NodeConfig"]
+__all__ = ["Access", "HelperConfig", "NodeConfig", "vault_of", "with_file"]
 
 
 @dataclass(frozen=True)
@@ -24,22 +26,26 @@ class Access:
         The private key for the gate.
     """
 
-    superlink: str
+    superlink: str = ""
     ca: Path | None = None
     key: Path | None = None
 
     def check(self) -> None:
         """Refuse another machine as the server without certificates, and missing files."""
-        host = self.superlink.rpartition(":")[0]
+        host, _, port = self.superlink.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InputError(f"superlink is {self.superlink!r}: write the server's host:port")
         if (self.ca is None) != (self.key is None):
             raise InputError(
                 "give both --ca and --key: a key is only safe with the server's authority"
             )
         if self.ca is None and host not in ("127.0.0.1", "localhost"):
             raise InputError(f"{host} is another machine: give --ca and --key")
+        remedies = {self.ca: "get it from the operator"}
         for path in (self.ca, self.key):
             if path is not None and not path.is_file():
-                raise InputError(f"{path} does not exist: make it with codedfedl federate key")
+                remedy = remedies.get(path, "make it with codedfedl federate key, in its folder")
+                raise InputError(f"{path} does not exist: {remedy}")
         if self.key is not None and self.key.stat().st_mode & 0o077:
             raise InputError(f"{self.key} can be read by others: chmod 600 {self.key}")
 
@@ -56,8 +62,8 @@ class Access:
 class NodeConfig:
     """The node's data, and what it may send.
 
-    Every field is an option of ``codedfedl federate node`` of the same name, and a key of the
-    ``--node-config`` of a stock SuperNode.
+    Every field is a key of `node.toml`, an option of ``codedfedl federate node`` of the same name,
+    and a key of the ``--node-config`` of a stock SuperNode.
 
     Attributes
     ----------
@@ -100,7 +106,7 @@ class NodeConfig:
         Further keys, for the loader.
     """
 
-    name: str
+    name: str = ""
     data: Path | None = None
     label: str | None = None
     text: str | None = None
@@ -180,6 +186,72 @@ class NodeConfig:
         return options + [word for digest in self.accept for word in ("--accept", digest)]
 
 
+def vault_of(name: str) -> Path:
+    """Return where a node's vault is, unless its owner chooses another folder."""
+    return Path.home() / ".local" / "share" / "codedfedl" / "vaults" / name
+
+
+@dataclass(frozen=True)
+class HelperConfig:
+    """The helper of secure sums.
+
+    Attributes
+    ----------
+    name
+        The name that the operator registered.
+    home
+        A permanent folder for its mask key and answers.
+    clients
+        A folder with the masks.pub of every client, as NAME.pub.
+    """
+
+    name: str = "helper"
+    home: Path = Path.home() / ".local" / "share" / "codedfedl" / "helper"
+    clients: Path | None = None
+
+
+def with_file(path: Path | None, *given: Any) -> list[Any]:
+    """Return configurations with what a file says wherever they have their defaults.
+
+    Every key of the file is a field of one of them, and relative paths begin at its folder.
+    """
+    if path is None:
+        return list(given)
+    document = read_toml(path)
+    changed = [replace(config, **_taken(document, config, path)) for config in given]
+    if document:
+        known = [entry.name for config in given for entry in fields(config)]
+        raise InputError(f"{path}: unknown key {min(document)}: {nearest(min(document), known)}")
+    return changed
+
+
+def _taken(document: dict[str, Any], config: Any, path: Path) -> dict[str, Any]:
+    """Take a configuration's fields out of a document; return those that have their defaults."""
+    values, hints = dict[str, Any](), get_type_hints(type(config))
+    for entry in fields(config):
+        if entry.name not in document:
+            continue
+        value, hint = document.pop(entry.name), str(hints[entry.name])
+        kind, wanted = next(kinds for word, *kinds in _KINDS if word in hint)
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            raise InputError(f"{path}: {entry.name} is {value!r}: write {wanted}")
+        if "Path" in hint or (entry.name == "encoder" and value.endswith(".onnx")):
+            whole = (path.parent / value).resolve()
+            value = whole if "Path" in hint else str(whole)
+        if getattr(config, entry.name) in (entry.default, {}):
+            values[entry.name] = tuple(map(str, value)) if kind is list else value
+    return values
+
+
+_KINDS: tuple[tuple[str, Any, str], ...] = (
+    ("Path", str, "a path in quotes"),
+    ("tuple", list, "a list of texts"),
+    ("Mapping", dict, "a table"),
+    ("bool", bool, "true or false"),
+    ("float", (int, float), "a number"),
+    ("int", int, "a whole number"),
+    ("str", str, "text in quotes"),
+)
 _FIELDS = [entry.name for entry in fields(NodeConfig) if entry.name != "settings"]
 _TEXTS = {"name", "label", "text", "loader", "encoder", "dataset", "works"}
 _PATHS = {"data", "cache", "helper", "vault"}

@@ -101,7 +101,7 @@ class Desk:
         self.node.refuse_few()
         if self.job.model:
             import_torch()
-        shard = self.node.load()
+        shard, vault = self.node.load(), self.node.vault
         width, features = shard.inputs.shape[1], self.features
         if shard.is_text != self.job.encoder.get("text", False):
             has, wanted = ("texts", "numbers") if shard.is_text else ("numbers", "texts")
@@ -118,6 +118,7 @@ class Desk:
             "fingerprint": fingerprint(features, width).ravel().tolist(),
             "encoder": getattr(features, "digest", ""),
             "version": __version__,
+            "epsilon_left": None if vault is None else vault.left(self.node.data),
         }, {}
 
     def moments(self) -> Answered:

@@ -144,6 +144,7 @@ class Vault:
             )
         self.folder, self.pinned, self.parity = folder, pinned, parity
         self.ledger = Ledger(folder / "ledger.json", epsilon_cap, delta)
+        self.left = self.ledger.left
         self._key = own_key(folder / "masks.key")
         self._seed = shared_seed(self._key, bytes.fromhex(pinned), helper=bytes.fromhex(pinned))
 

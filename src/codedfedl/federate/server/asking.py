@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,8 @@ class Asking:
         Members that are left out, by the operator or for a useless one-time answer.
     pending
         Questions that are not answered yet, by their numbers.
+    held
+        Answers that came between two exchanges.
     answered : array of shape (n,)
         Points of each member's last answer.
     """
@@ -173,6 +176,7 @@ class Asking:
         self.without = {j for j, name in enumerate(members.names) if name in config.without}
         self.excluded = set(self.without)
         self.pending: dict[int, Pending] = {}
+        self.held: list[Arrival] = []
         self.answered = np.zeros(len(members.names), dtype=np.int64)
 
     @property
@@ -270,7 +274,9 @@ class Asking:
         """
         already = int(((tally.outcome == ARRIVED) & (tally.when == 0.0)).sum())
         counts = {"fresh": already, "late": 0}
-        for arrival in self.transport.gather(set(self.pending), tally.until):
+        held = [arrival for arrival in self.held if arrival.question in self.pending]
+        missing, self.held = set(self.pending) - {arrival.question for arrival in held}, []
+        for arrival in chain(held, self.transport.gather(missing, tally.until)):
             pending = self.pending.pop(arrival.question)
             if not ask.keep_late and tally.until < arrival.when < np.inf:
                 continue

@@ -12,7 +12,7 @@ from codedfedl.federate.job import HELPER, Job
 from codedfedl.federate.node.node import NAME
 from codedfedl.federate.server.checks import RefusedError
 from codedfedl.federate.server.measuring import advice_on_claims, counted_points, unbelieved
-from codedfedl.federate.transport import Arrival, Say, Transport
+from codedfedl.federate.transport import Arrival, Note, Say, Transport, printable
 from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map
 from codedfedl.learning.torch_network import chosen_loss
 from codedfedl.runs.config import Experiment
@@ -66,8 +66,10 @@ class Greetings:
         Nodes that have not answered yet, by the number of their greeting.
     """
 
-    def __init__(self, transport: Transport, experiment: Experiment, job: Job, say: Say) -> None:
-        self.transport, self.say = transport, say
+    def __init__(
+        self, transport: Transport, experiment: Experiment, job: Job, say: Say, note: Note
+    ) -> None:
+        self.transport, self.say, self.note = transport, say, note
         self.greeted: dict[int, dict[str, Any]] = {}
         self.refused: dict[int, str] = {}
         self._features, self._job = experiment.feature_map(), job
@@ -87,7 +89,8 @@ class Greetings:
             if arrival.facts.get("role") == HELPER:  # it holds no points, and is asked later
                 continue
             try:
-                self.greeted[node] = self._checked(arrival)
+                self.greeted[node] = facts = self._checked(arrival)
+                self.note("greeting", name=facts["name"], node=node, **_noted(facts))
                 ready.append(node)
             except RefusedError as error:
                 if self.refused.get(node) != str(error):
@@ -125,12 +128,22 @@ class Greetings:
         return facts
 
 
+def _noted(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the operator is shown of a greeting, as far as it is of the right form."""
+    version, left = facts.get("version"), facts.get("epsilon_left")
+    known = type(left) is float and 0 <= left < np.inf
+    return {
+        "version": printable(version, 40) if version else None,
+        "epsilon_left": left if known else None,
+    }
+
+
 def meet(
-    transport: Transport, experiment: Experiment, config: FederationConfig, say: Say
+    transport: Transport, experiment: Experiment, config: FederationConfig, say: Say, note: Note
 ) -> Members:
     """Wait until as many nodes as planned are ready, and agree on the feature map."""
     job = job_of(experiment, secrets.token_hex(16))
-    greetings = Greetings(transport, experiment, job, say)
+    greetings = Greetings(transport, experiment, job, say, note)
     until = transport.now() + config.ready_timeout
     while len(ready := _alike(greetings.greeted, config)) < config.clients:
         if transport.now() >= until:
@@ -216,13 +229,15 @@ def _check_features(node: str, features: FeatureMap, facts: Mapping[str, Any]) -
     )
 
 
-def wait_for(transport: Transport, experiment: Experiment, members: Members, say: Say) -> Members:
+def wait_for(
+    transport: Transport, experiment: Experiment, members: Members, say: Say, note: Note
+) -> Members:
     """Give the nodes of a resumed federation time to reconnect; return the members.
 
     Without keys, or with a new one, a node that was started again has another number: it is known
     by its name, if its data have the same form and size.
     """
-    greetings = Greetings(transport, experiment, job_of(experiment, members.key), say)
+    greetings = Greetings(transport, experiment, job_of(experiment, members.key), say, note)
     until, nodes = transport.now() + RETURN_SECONDS, list(members.nodes)
     while missing := set(nodes) - (here := transport.nodes()):
         if transport.now() > until:

@@ -28,13 +28,15 @@ from codedfedl.federate.server.asking import Asking
 from codedfedl.federate.server.judging import Watch, suspects_of
 from codedfedl.federate.server.measuring import agree_on_scaling, probe
 from codedfedl.federate.server.meeting import job_of, meet, wait_for
+from codedfedl.federate.server.presence import Presence
 from codedfedl.federate.server.rounds import Federation
-from codedfedl.federate.transport import Say, Transport
+from codedfedl.federate.transport import Note, Say, Transport
 from codedfedl.io.files import synced
 from codedfedl.learning.features import map_settings
 from codedfedl.learning.learner import Learner
 from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.models.model import Model
+from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.runs.advice import Conduct, advice, nobody_arrived
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -64,7 +66,7 @@ def federate(
         directory.stop_wanted()  # of an earlier run
         journal, began = Journal(directory.path), transport.now()
         journal.check()
-        asking = _assembled(transport, experiment, journal, _telling(say, status))
+        asking = _assembled(transport, experiment, journal, _telling(say, status), directory.event)
         if not journal.traces.is_file():
             probe(asking).write(journal.traces)
             synced(journal.traces)
@@ -102,13 +104,22 @@ class Session:
                 "the scheme does not declare what it releases: return an account from describe"
             )
         sums = Sums(asking, account) if needs_helper(scheme.disclosure) else None
+        shares = 0 if account is None else account.shares
+        self._least = 0 if sums is None else max(LEAST_SUMMED, shares + 1)
         self.federation = Federation(asking, sums)
         self.driver = Driver(scheme, state, asking.config.rounds)
 
     def play(self, status: StatusFile) -> bool:
-        """Play what is left of the rounds; return whether all were played, or it was stopped."""
+        """Play what is left of the rounds; return whether all were played, or it was stopped.
+
+        Between two rounds it waits until enough nodes are there.
+        """
         config, driver, names = self.asking.config, self.driver, self.members.names
         watch, scaling = Watch(config.fall, driver.state.task.held), Scaling(**self.members.scaling)
+        stop_wanted = self.directory.stop_wanted
+        presence = Presence(self.asking, self._least, stop_wanted)
+        if self.journal.rounds() < config.rounds and not presence.hold(None):
+            return self._stopped(status)
         for exchange in self._played():
             model, learner = np.asarray(driver.state.model), self.asking.task.learner
             metric = self.evaluation.metric(model, learner, scaling)
@@ -120,13 +131,19 @@ class Session:
             self.say(sentence)
             self.directory.event("exchange", **named.facts)
             status.running(sentence, round_=named.round, rounds=config.rounds, metric=metric)
-            if self.directory.stop_wanted():  # no goodbye: the nodes keep what they have for later
-                self.say(f"stopped: {self.directory.path} is kept; run it again to continue")
-                status.stopped()
-                return False
+            if stop_wanted():
+                return self._stopped(status)
             if not record.is_setup and watch.fell(metric, record.arrived):
                 raise InputError(watch.alarm(suspects_of(self.federation.judge), names))
+            if driver.played < config.rounds - 1 and not presence.hold(record):
+                return self._stopped(status)
         return True
+
+    def _stopped(self, status: StatusFile) -> bool:
+        """End without a goodbye: the nodes keep what they have for later."""
+        self.say(f"stopped: {self.directory.path} is kept; run it again to continue")
+        status.stopped()
+        return False
 
     def _played(self) -> Iterator[Exchange]:
         """Bring the scheme to where the journal ends, and drive it on."""
@@ -239,11 +256,13 @@ def _telling(say: Say, status: StatusFile) -> Say:
     return tell
 
 
-def _assembled(transport: Transport, experiment: Experiment, journal: Journal, say: Say) -> Asking:
+def _assembled(
+    transport: Transport, experiment: Experiment, journal: Journal, say: Say, note: Note
+) -> Asking:
     """Wait for the nodes, those of the journal where there is one."""
     config, members = federation_config(experiment), journal.members()
     if members is None:
-        members = meet(transport, experiment, config, say)
+        members = meet(transport, experiment, config, say, note)
         if config.scale:
             say("the nodes agree on a scale")
             job = job_of(experiment, members.key, members)
@@ -251,7 +270,7 @@ def _assembled(transport: Transport, experiment: Experiment, journal: Journal, s
             members = replace(members, scaling=asdict(scaling))
         journal.keep_members(members)
     else:
-        members = wait_for(transport, experiment, members, say)
+        members = wait_for(transport, experiment, members, say, note)
     task, job = federation_task(experiment, members), job_of(experiment, members.key, members)
     return Asking(transport, config, members, task, job, journal, say)
 

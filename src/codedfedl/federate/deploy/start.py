@@ -1,0 +1,48 @@
+"""The files that a federation begins with: one for its server, and a folder for every node."""
+
+import shutil
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from codedfedl.federate.deploy.keys import VALID_DAYS, check_name, make_keys
+from codedfedl.federate.job import HELPER
+from codedfedl.io.files import make_folder
+
+FEDERATION = "federation.toml"
+"""The server's file."""
+
+
+def begin(
+    folder: Path, hosts: Sequence[str], nodes: Sequence[str], port: int, days: float = VALID_DAYS
+) -> list[Path]:
+    """Write certificates, the server's file, and what every node is given; keep files as they are.
+
+    Certificates are renewed where the folder has some.
+
+    Returns
+    -------
+    list
+        The folders for the nodes and the helper.
+    """
+    for name in nodes:
+        check_name(name)
+    keys = make_keys(folder / "keys", hosts, [], days=days)
+    clients = max(2, len([name for name in nodes if name != HELPER]))
+    _write(folder / FEDERATION, FEDERATION, title=folder.resolve().name, port=port, clients=clients)
+    given = [folder / "nodes" / name for name in nodes or ["NAME"]]
+    for place in given:
+        make_folder(place)
+        shutil.copyfile(keys.authority, place / "ca.crt")
+        name = f"{HELPER if place.name == HELPER else 'node'}.toml"
+        _write(place / name, name, name=place.name, superlink=f"{hosts[0]}:{port}")
+    return given
+
+
+def _write(path: Path, template: str, **values: Any) -> None:
+    """Fill in a template, where there is no such file yet."""
+    if not path.exists():
+        text = (files(__package__) / template).read_text("utf-8")
+        path.write_text(Template(text).substitute(values), "utf-8")

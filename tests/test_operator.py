@@ -1,0 +1,176 @@
+"""What an operator starts a federation with, and how it is watched: files, status, pauses."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codedfedl import InputError
+from codedfedl.cli.output import log_lines
+from codedfedl.federate.node.config import Access, HelperConfig, NodeConfig, with_file
+from codedfedl.federate.server.session import federate
+from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.documents import read_experiment
+from tests.conftest import Run
+from tests.loopback import FIRST_NODE, Script, experiment_of, transport_of
+
+
+class TestFiles:
+    def test_what_init_writes_is_understood(self, tmp_path: Path, run: Run) -> None:
+        pytest.importorskip("flwr")
+        given = ("--host", "server.example", "--nodes", "ada,helper", "--port", 8123)
+        assert run("federate", "init", tmp_path / "fleet", *given)[0] == 0
+        fleet = tmp_path / "fleet"
+        experiment = read_experiment(fleet / "federation.toml").with_whole_paths(fleet)
+        assert experiment.server is not None
+        assert experiment.server.port == 8123
+        assert experiment.server.keys == str(fleet / "keys")
+        access, node = with_file(fleet / "nodes/ada/node.toml", Access(), NodeConfig())
+        folder = fleet / "nodes/ada"
+        assert access == Access("server.example:8123", folder / "ca.crt", folder / "ada.key")
+        assert (node.name, node.data) == ("ada", folder / "ada.npz")
+        access, helper = with_file(fleet / "nodes/helper/helper.toml", Access(), HelperConfig())
+        assert helper == HelperConfig("helper", fleet / "nodes/helper/home")
+
+    def test_what_was_written_stays_and_certificates_are_renewed(
+        self, tmp_path: Path, run: Run
+    ) -> None:
+        pytest.importorskip("flwr")
+        command = ("federate", "init", tmp_path, "--host", "server.example", "--nodes", "ada")
+        run(*command)
+        file, certificate = tmp_path / "nodes/ada/node.toml", tmp_path / "keys/server.pem"
+        file.write_text("name = 'ada'\n")
+        before = certificate.read_bytes()
+        assert run(*command)[0] == 0
+        assert file.read_text() == "name = 'ada'\n"
+        assert certificate.read_bytes() != before
+
+    def test_options_replace_keys_of_the_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "node.toml"
+        path.write_text('name = "ada"\nleast = 20\ncache = "c"\n[settings]\ntable = "kinds"\n')
+        _, config = with_file(path, Access(), NodeConfig(least=30))
+        assert (config.name, config.least, config.cache) == ("ada", 30, tmp_path / "c")
+        assert config.settings == {"table": "kinds"}
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("nane = 'ada'", "unknown key nane: did you mean 'name'"),
+            ("least = '3'", "least is '3': write a whole number"),
+            ("least = true", "least is True: write a whole number"),
+            ("accept = 'a1'", "accept is 'a1': write a list of texts"),
+            ("parity = 1", "parity is 1: write true or false"),
+            ("data = 3", "data is 3: write a path in quotes"),
+        ],
+    )
+    def test_keys_that_are_wrong(self, tmp_path: Path, line: str, message: str) -> None:
+        (path := tmp_path / "node.toml").write_text(line)
+        with pytest.raises(InputError, match=message):
+            with_file(path, Access(), NodeConfig())
+
+    def test_missing_files_name_who_has_them(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"ca.crt does not exist: get it from the operator"):
+            Access("server.example:1", tmp_path / "ca.crt", tmp_path / "ada.key").check()
+
+    def test_test_points_are_looked_for_before_anything_starts(
+        self, tmp_path: Path, run: Run
+    ) -> None:
+        pytest.importorskip("flwr")
+        (tmp_path / "federation.toml").write_text(
+            'federation = {clients = 2, test = "no.npz"}\nfeatures.sigma = 2.0\nserver.home = "h"\n'
+        )
+        code, _, err = run("federate", "run", tmp_path)
+        assert (code, f"cannot read {tmp_path / 'no.npz'}" in err) == (2, True)
+        assert not (tmp_path / "run").exists()
+
+
+Away = Callable[[float], set[int]]
+"""Clients that do not answer, by the seconds since round 2 began."""
+
+
+def _paused(folder: Path, away: Away, **changes: Any) -> tuple[RunDirectory, list[str]]:
+    """Run a federation of three nodes, some of which do not answer at some times."""
+    experiment = experiment_of(3, rounds=4, deadline=10.0, **changes)
+    said, began = list[str](), list[float]()
+
+    def delay(client: int, _kind: str, facts: dict[str, Any]) -> float:
+        if facts.get("round") == 1:
+            began.append(grid.now())
+        gone = bool(began) and client in away(grid.now() - began[0])
+        return float("inf") if gone else 1.0
+
+    grid = transport_of(experiment, folder / "nodes", Script(delay))
+    directory = RunDirectory(folder / "run")
+    try:
+        federate(grid, experiment, directory, said.append)
+    except InputError as error:
+        said.append(f"error: {error}")
+    return directory, said
+
+
+def _state(directory: RunDirectory) -> str:
+    status = directory.status.read()
+    assert status is not None
+    return status.state
+
+
+class TestQuorum:
+    def test_a_run_waits_until_nodes_are_back(self, tmp_path: Path) -> None:
+        """Two of three are away for 100 s: one round is lost, not three."""
+        directory, said = _paused(tmp_path, lambda now: {0, 1} if now < 100.0 else set())
+        (pause,) = [line for line in said if line.startswith("paused: ")]
+        assert pause.startswith("paused: 1 of 3 nodes answer, and 2 must; waiting for ")
+        assert any(line.startswith("continuing with ") for line in said)
+        rounds = [line for line in said if line.startswith("round ")]
+        assert len(rounds) == 4
+        assert sum("2 late" in line for line in rounds) == 1
+        assert _state(directory) == "done"
+
+    def test_patience_ends_and_the_run_can_be_continued(self, tmp_path: Path) -> None:
+        directory, said = _paused(tmp_path, lambda _: {0, 1, 2}, patience=60.0)
+        assert "0 of 3 nodes answer, and 2 must, after federation.patience = 60 s" in said[-1]
+        assert _state(directory) == "failed"
+        before = sum(line.startswith("round ") for line in said)
+        assert before < 4
+        directory, said = _paused(tmp_path, lambda _: set(), patience=60.0)
+        assert _state(directory) == "done"
+        assert sum(line.startswith("round ") for line in said) == 4 - before
+
+    def test_a_quorum_may_be_one(self, tmp_path: Path) -> None:
+        _, said = _paused(tmp_path, lambda _: {0, 1}, quorum=1)
+        assert not any(line.startswith("paused") for line in said)
+
+    def test_more_than_there_are_is_refused(self, tmp_path: Path) -> None:
+        _, said = _paused(tmp_path, lambda _: set(), quorum=4)
+        assert "4 of 3 nodes would have to be there" in said[-1]
+
+
+def test_greetings_are_events(tmp_path: Path) -> None:
+    experiment = experiment_of(2, rounds=1)
+    directory = RunDirectory(tmp_path / "run")
+    federate(transport_of(experiment, tmp_path / "nodes"), experiment, directory, lambda _: None)
+    greetings = [event for event in directory.events() if event["event"] == "greeting"]
+    assert sorted(event["node"] for event in greetings) == [FIRST_NODE, FIRST_NODE + 1]
+    assert all(event["version"] and event["epsilon_left"] is None for event in greetings)
+
+
+def test_a_log_has_a_line_for_each_record(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        log_lines("ada", "json")("two\nlines \x1b[31m")
+        (line,) = capsys.readouterr().err.splitlines()
+        facts = json.loads(line)
+        assert (facts["source"], facts["level"], facts["text"]) == (
+            *("ada", "INFO"),
+            "two\nlines \x1b[31m",
+        )
+        log_lines("ada", "text")("two\nlines \x1b[31m")
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "INFO ada: two" in line
+        assert "\x1b" not in line
+    finally:
+        root.handlers[:], root.level = handlers, level
