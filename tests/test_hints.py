@@ -6,10 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import tomli_w
-import typer
 from typer.testing import CliRunner
 
 from codedfedl.cli import app, following
@@ -28,6 +26,7 @@ from codedfedl.federate.server.session import federate
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment
+from tests.commands import parsed
 from tests.loopback import experiment_of, transport_of
 
 
@@ -35,17 +34,6 @@ def commands_in(text: str) -> list[list[str]]:
     """Return the commands that a message prints, each up to a bracket or the end of a line."""
     found = re.findall(r"codedfedl (?:federate \w+|report) [^\n(]*", text)
     return [shlex.split(command)[1:] for command in found]
-
-
-def parsed(words: list[str]) -> dict[str, Any]:
-    """Parse a command as the command line does; `click.UsageError` where it would fail."""
-    command: click.Command = typer.main.get_command(app)
-    context = click.Context(command)
-    while isinstance(command, click.Group):
-        _, found, words = command.resolve_command(context, words)
-        assert found is not None
-        command, context = found, click.Context(found, parent=context)
-    return command.make_context("codedfedl", words).params
 
 
 class Link:

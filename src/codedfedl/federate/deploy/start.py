@@ -33,11 +33,11 @@ def begin(
     clients = max(2, len([name for name in nodes if name != HELPER]))
     _write(folder / FEDERATION, FEDERATION, title=folder.resolve().name, port=port, clients=clients)
     given = [folder / "nodes" / name for name in nodes or ["NAME"]]
-    for place in given:
-        make_folder(place)
-        shutil.copyfile(keys.authority, place / "ca.crt")
-        name = f"{HELPER if place.name == HELPER else 'node'}.toml"
-        _write(place / name, name, name=place.name, superlink=f"{hosts[0]}:{port}")
+    for path in given:
+        make_folder(path)
+        shutil.copyfile(keys.authority, path / "ca.crt")
+        name = f"{HELPER if path.name == HELPER else 'node'}.toml"
+        _write(path / name, name, name=path.name, superlink=f"{hosts[0]}:{port}")
     return given
 
 
