@@ -4,6 +4,9 @@ Real processes on loopback, `uncoded`, which waits for all. Flower's own way, in
 connects to the SuperLink itself and starts a process for every message, beside ours, with a gate
 that holds requests, nodes that answer in one process, and pulls in one request.
 `python -m benchmarks.rounds`
+
+With `--memory 100 1000`: processor seconds of the server alone, a round of `coded-newton`, with so
+many nodes of 20 points in this process.
 """
 
 import argparse
@@ -17,12 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from tests.stock import StockFederation
 
 from codedfedl.data import load_dataset
+from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.deploy import guard
 from codedfedl.federate.deploy.local import LocalFederation, write_shards
@@ -30,6 +36,10 @@ from codedfedl.federate.flower.apps import federate_on
 from codedfedl.federate.flower.messaging import FlowerTransport
 from codedfedl.federate.flower.programs import APP
 from codedfedl.federate.flower.wire import MalformedError, Pulled, tried
+from codedfedl.federate.memory import MemoryTransport, Respond
+from codedfedl.federate.node.node import Node
+from codedfedl.federate.server.session import federate
+from codedfedl.federate.transport import Answered
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check
@@ -145,6 +155,40 @@ def measure(nodes: int, rounds: int, folder: Path, *, stock: bool) -> Measured:
     return Measured(seconds, nodes_spent + server_spent, server_spent, threads)
 
 
+def measure_in_memory(nodes: int, rounds: int, folder: Path) -> float:
+    """Return the processor seconds that the server itself takes a round, the first left out."""
+    document = {
+        "features": {"n_components": 500, "sigma": 4.0},
+        "schemes": [{"name": "coded-newton"}],
+        "federation": {"clients": nodes, "rounds": rounds, "deadline": 60.0, "probes": 1},
+    }
+    in_nodes, moments = 0.0, list[float]()
+
+    def node(j: int) -> Respond:
+        rng = np.random.default_rng(j)
+        inputs, labels = rng.random((20, 64)), rng.integers(0, 10, 20)
+        shard = Shard(inputs + 2 * np.eye(64)[6 * labels], labels)
+        answerer = Node(f"node-{j:04d}", lambda: shard, folder / f"{j}")
+
+        def respond(*question: Any) -> Answered:
+            nonlocal in_nodes
+            began = time.process_time()
+            try:
+                return answerer.answer(*question)
+            finally:
+                in_nodes += time.process_time() - began
+
+        return respond
+
+    def say(sentence: str) -> None:
+        if sentence.startswith("round "):
+            moments.append(time.process_time() - in_nodes)
+
+    transport = MemoryTransport({j: node(j) for j in range(nodes)}, lambda *_: 30.0)
+    federate(transport, check(document, "the benchmark"), RunDirectory(folder / "run"), say)
+    return (moments[-1] - moments[0]) / (len(moments) - 1)
+
+
 def _stock_app(folder: Path) -> Path:
     """Write an app whose server is the one above."""
     text = (APP / "pyproject.toml").read_text("utf-8")
@@ -180,7 +224,15 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[3, 10])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--ours", action="store_true", help="leave Flower's own way out")
+    parser.add_argument("--memory", type=int, nargs="+", help="only nodes of this process")
     given = parser.parse_args()
+    if given.memory:
+        print("nodes  processor seconds of the server a round")
+        for nodes in given.memory:
+            with tempfile.TemporaryDirectory() as folder:
+                spent = measure_in_memory(nodes, given.rounds, Path(folder))
+            print(f"{nodes:5}  {spent:39.2f}", flush=True)
+        return
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
     )
