@@ -432,7 +432,7 @@ def test_a_plaintext_federation_resumes_although_its_nodes_have_new_numbers(
 @pytest.mark.parametrize("keys", [True, False])
 def test_another_node_does_not_come_back_under_a_name(keys: bool, tmp_path: Path) -> None:
     """Neither with another key nor, without keys, with other data or while the first is there."""
-    experiment = experiment_of(2, 3)
+    experiment = experiment_of(2, 3, quorum=1)
     grid = transport_of(experiment, tmp_path / "nodes")
     grid.crash_after = 5
     with pytest.raises(KeyboardInterrupt):

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from codedfedl.runs.directory import RunDirectory
 
 
+PATIENCE_SECONDS = 120.0
+"""How long a federation on this machine pauses for nodes, which nobody starts again."""
+
+
 @dataclass(frozen=True)
 class TrainingOptions:
     """What the nodes train.
@@ -135,6 +139,14 @@ class SecurityOptions:
                 f"--kill {self.kill} needs more than {training.rounds} rounds: one dies after each"
             )
 
+    def changes(self, training: TrainingOptions) -> dict[str, Any]:
+        """Return what killed nodes change in an experiment: the run goes on without them."""
+        from codedfedl.runs.sections import DEFAULT_QUORUM
+
+        left = training.clients - self.kill
+        quorum = {"federation.quorum": left} if self.kill and left < DEFAULT_QUORUM else {}
+        return {"federation.patience": PATIENCE_SECONDS, **quorum}
+
     def held(self, folder: Path, clients: int, *, helper: bool) -> "Keys | None":
         """Return the keys of --keys, or with --tls new ones in a folder."""
         from codedfedl.federate.deploy.keys import Keys
@@ -194,6 +206,7 @@ def local_command(
     changes = {
         "data.name": dataset,
         **training.changes,
+        **security.changes(training),
         "federation.test": str(folder / "test.npz"),
         "fleet.name": str(out.resolve() / "fleet.csv"),
     }

@@ -287,6 +287,10 @@ class ServerConfig(Section):
     out: str = "run"
 
 
+DEFAULT_QUORUM = 2
+"""Nodes without which a run pauses, where it has as many."""
+
+
 class FederationConfig(Section):
     """Settings of a federation of real clients.
 

@@ -8,10 +8,8 @@ from codedfedl.core.record import Record
 from codedfedl.errors import InputError
 from codedfedl.federate.server.asking import Asking
 from codedfedl.federate.server.meeting import GREETING_SECONDS, LOOK_SECONDS
+from codedfedl.runs.sections import DEFAULT_QUORUM
 from codedfedl.runs.watching import listed
-
-DEFAULT_QUORUM = 2
-"""Nodes without which a run pauses, where it has as many."""
 
 
 class Presence:
