@@ -187,8 +187,7 @@ def _supernode(local: LocalFederation, options: list[str]) -> list[str]:
 
 
 def _online(local: LocalFederation) -> list[int]:
-    nodes = local.superlink.nodes()
-    return [node for node, status in nodes.items() if status == "online"]
+    return [node for node, since in local.superlink.nodes().items() if since is not None]
 
 
 def _all_of(programs: Sequence[str], found: dict[int, str]) -> dict[int, str]:

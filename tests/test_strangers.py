@@ -101,7 +101,7 @@ class Scene:
         return log.read_text("utf-8") if log.is_file() else ""
 
     def online(self) -> int:
-        return list(self.local.superlink.nodes().values()).count("online")
+        return sum(since is not None for since in self.local.superlink.nodes().values())
 
     def inner_port(self) -> int:
         return int(self.local.superlink.address.partition(":")[2])
