@@ -27,6 +27,7 @@ from codedfedl.runs.sections import (
     FleetConfig,
     ModelConfig,
     SchemeConfig,
+    ServerConfig,
     TrainingConfig,
 )
 from codedfedl.schemes import SCHEMES
@@ -201,6 +202,7 @@ _TABLES = {
     "model": ModelConfig,
     "training": TrainingConfig,
     "federation": FederationConfig,
+    "server": ServerConfig,
     "schemes": SchemeConfig,
 }
 """Of an experiment, by their names."""
