@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 import pytest
@@ -85,6 +85,14 @@ class Run:
             main()
         out, err = self.capsys.readouterr()
         return int(stop.value.code or 0), out, err
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Leave out what only a power cut would show; a kill loses nothing that was written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture
