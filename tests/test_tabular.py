@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from codedfedl import load_dataset, load_model
 from codedfedl.api import simulate
 from codedfedl.data.partitions import Split
+from codedfedl.data.shards import read_shard
 from codedfedl.data.tabular import LIMIT, Preparation, TableColumn, read_preparation
 from codedfedl.errors import InputError
 from codedfedl.io.tables import write_table
 from codedfedl.learning.features import Semilinear, Structured
 from codedfedl.models.onnx import export_onnx
+from codedfedl.reproduce.natural import FLEETS, SPLITS
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.documents import read_experiment
+from tests.conftest import Run
 
 WORDS = ("blue", "green", "red")
 
@@ -240,3 +244,53 @@ class TestRuns:
         scores, _ = session.run(None, {"inputs": numbers, "words": words})
         raw = np.array([[72.5, "red", None], [None, "teal", 0.4]], dtype=object)
         np.testing.assert_allclose(np.asarray(scores), model.scores(model.raw(raw)), atol=1e-5)
+
+
+class TestFederations:
+    def test_a_split_gives_every_node_what_the_simulation_has(
+        self, wards: Path, tmp_path: Path, run: Run
+    ) -> None:
+        toml, out = tmp_path / "wards.toml", tmp_path / "federation"
+        toml.write_text(f'data.name = "{wards}"\ndata.client = "ward"\n')
+        code, printed, error = run("federate", "split", toml, "--out", out, "--json")
+        assert code == 0, error
+        data = load_dataset(wards, client="ward")
+        assert data.owners is not None
+        for name, points in json.loads(printed)["clients"].items():
+            shard = read_shard(out / f"{name}.csv", preparation=out / "preparation.json")
+            assert len(shard.labels) == points
+            np.testing.assert_array_equal(shard.inputs, data.inputs[data.owners == name])
+            np.testing.assert_array_equal(shard.labels, data.labels[data.owners == name])
+        experiment = read_experiment(out / "federation.toml")
+        assert experiment.federation is not None
+        assert experiment.ridge(7) == 1 / len(data.inputs)
+        test = read_shard(str(experiment.federation.test), preparation=out / "preparation.json")
+        np.testing.assert_array_equal(test.inputs, data.test_inputs)
+        (out / "east.csv").write_text((out / "east.csv").read_text().replace("yes", "maybe"))
+        with pytest.raises(InputError, match="label 'maybe', and the federation's classes are no"):
+            read_shard(out / "east.csv", preparation=out / "preparation.json")
+
+    def test_only_tables_with_clients_are_split(self, tmp_path: Path, run: Run) -> None:
+        (tmp_path / "t.toml").write_text('data.name = "digits"\n')
+        code, _, error = run("federate", "split", tmp_path / "t.toml")
+        assert code == 2
+        assert "has no table with data.client" in error
+
+
+@pytest.mark.slow
+def test_natural_federations_are_reproduced(tmp_path: Path, run: Run) -> None:
+    """On a table of the form of one of the sets, with what it has beside each scheme's result."""
+    table = ward_table(tmp_path / "heart.csv", hospital=np.arange(240) % 4)
+    table.write_text(table.read_text().replace("label", "disease", 1))
+    out = ("--out", tmp_path / "runs", "--data", tmp_path, "--seeds", "1", "--json")
+    code, printed, error = run("reproduce", "natural", *out)
+    assert code == 0, error
+    document = json.loads(printed)
+    assert document["skipped"] == ["wisdm", "parkinson"]
+    rows = [row for row in document["rows"] if row["scheme"] == "one-shot"]
+    assert {(row["split"], row["fleet"]) for row in rows} == {
+        (split, fleet) for split in SPLITS for fleet in FLEETS
+    }
+    for row in rows:
+        assert row["final"][0] > row["baselines"]["pooled_linear"] - 0.1
+        assert row["pooled"] == max(row["baselines"].values())

@@ -9,6 +9,7 @@ import typer
 
 from codedfedl.cli.federate_local import local_command
 from codedfedl.cli.federate_node import helper_command, ledger_command, node_command
+from codedfedl.cli.federate_split import split_command
 from codedfedl.cli.options import Json, Log, Port, Serve, Track, add_commands
 from codedfedl.cli.output import log_lines, say, show, wrote
 from codedfedl.errors import InputError
@@ -313,7 +314,7 @@ federate_app = typer.Typer(
 add_commands(
     federate_app,
     {
-        "Try it": {"local": local_command},
+        "Try it": {"local": local_command, "split": split_command},
         "The server's operator": {
             "init": init_command,
             "serve": serve_command,

@@ -246,7 +246,12 @@ def _train(
     if port is not None:
         check_port(port)
     loaded = experiment.data.load(data)
+    folder = directory.path.resolve() / LOCAL
     experiment = _with_points(experiment.with_image(loaded.image), loaded)
+    if loaded.origin.preparation is not None:
+        how = {"preparation": str(folder / "data" / "preparation.json")}
+        prepared = experiment.data.model_copy(update=how)
+        experiment = experiment.model_copy(update={"data": prepared})
     scheme = scheme_of(experiment)
     if only_private(scheme.disclosure):
         refuse_own_scale(loaded, scheme.info.name)
@@ -257,7 +262,6 @@ def _train(
     names = local_names(training.clients, helper=has_helper)
     if security.keys is not None:
         Keys(security.keys).check("127.0.0.1", names)
-    folder = directory.path.resolve() / LOCAL
     with with_resume_hint(directory.path, resume), directory.commanded(experiment, resume=resume):
         shards = write_shards(experiment, loaded, folder / "data")
         keys = security.held(folder / "keys", training.clients, helper=has_helper)

@@ -10,6 +10,7 @@ from codedfedl.errors import InputError
 Item = Literal[
     "fig1", "fig2", "fig3", "table1", "all",
     "coldstart", "robustness", "quality", "settings", "frontier", "private", "deep",
+    "natural",
 ]  # fmt: skip
 
 
@@ -44,6 +45,9 @@ def reproduce_command(
 
     private: hours and accuracy at ε = 1, 3, 8 and without noise, and the price of privacy in hours.
 
+    natural: tables whose rows belong to people or hospitals, beside scikit-learn's models on all
+    points in one place; test points of every client, and clients left out.
+
     deep: a small CNN on MNIST and Fashion-MNIST, on the paper's fleet and on phones: every scheme
     at its best, hours to three accuracies. It needs PyTorch.
 
@@ -61,13 +65,16 @@ def reproduce_command(
         For frontier, one fleet: paper, homogeneous, thousand or phones; for deep, paper or phones.
     dataset
         For frontier, one data set: mnist, fashion-mnist, digits-halves or diamonds; for robustness
-        and deep, one of the first two.
+        and deep, one of the first two; for natural, wisdm, heart or parkinson.
     """
     if seeds is None:
         seeds = 5 if item == "coldstart" else 3
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: must be at least 1")
-    if item not in ("frontier", "deep") and (fleet or (dataset and item != "robustness")):
+    if item == "natural" and dataset not in (None, "wisdm", "heart", "parkinson"):
+        raise InputError(f"--dataset is {dataset!r}: natural has wisdm, heart and parkinson")
+    parts = ("robustness", "natural")
+    if item not in ("frontier", "deep") and (fleet or (dataset and item not in parts)):
         raise InputError("--fleet and --dataset select a part of frontier or deep: leave them out")
     if item == "robustness" and dataset not in (None, "mnist", "fashion-mnist"):
         raise InputError(f"--dataset is {dataset!r}: robustness has mnist and fashion-mnist")

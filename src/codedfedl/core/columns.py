@@ -45,7 +45,17 @@ FACTS = (
 )
 """Facts of the package's schemes, once per setting and seed; NaN where one does not apply."""
 
-RUN_FACTS = ("sigma", "step", "diverged", "chance", "test_points", "exact_metric", "explained")
+POOLED = {
+    "pooled_linear": "a linear model",
+    "pooled_kernel": "a kernel machine",
+    "pooled_trees": "gradient boosting",
+}
+"""What scikit-learn's models reach on all points in one place: what people call them, by fact."""
+
+RUN_FACTS = (
+    *("sigma", "step", "diverged", "chance", "test_points", "exact_metric", "explained"),
+    *POOLED,
+)
 """What the runtime adds to a scheme's facts."""
 
 CLIENT_COLUMNS = (

@@ -54,6 +54,8 @@ class Origin:
         without the data.
     preparation
         How the raw columns of a table became the inputs; then there is no scale.
+    held_out : array of bools, optional
+        Which rows of a table are test points.
     """
 
     columns: tuple[str, ...] = ()
@@ -63,6 +65,7 @@ class Origin:
     span: FloatArray | None = None
     own_scale: bool = False
     preparation: "Preparation | None" = None
+    held_out: npt.NDArray[np.bool_] | None = None
 
     def of_pixels(self, inputs: int, whitest: float) -> "Origin":
         """Return the origin of pixel files, whose values from 0 to `whitest` become [0, 1]."""

@@ -74,10 +74,15 @@ def read_file(
     """
     if path.suffix == ".npz":
         return _read_npz(path, text=text is not None)
-    given = label.split(",") if isinstance(label, str) else label or ["label"]
-    names = list(dict.fromkeys(name.strip() for name in given))
+    names = label_names(label)
     columns = [] if text is None else [text]
     return read_table_points(path, names, columns, text=text is not None)
+
+
+def label_names(label: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the label columns: of a text those between commas; ``label`` by default."""
+    given = label.split(",") if isinstance(label, str) else label or ["label"]
+    return tuple(dict.fromkeys(name.strip() for name in given))
 
 
 def _read_npz(path: Path, *, text: bool) -> Points:

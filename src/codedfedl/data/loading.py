@@ -11,7 +11,15 @@ import numpy.typing as npt
 from codedfedl.arrays import FloatArray
 from codedfedl.data.columns import Roles, Task, read_raw_table
 from codedfedl.data.dataset import Dataset, Origin, check_finite, real_numbers, scaled
-from codedfedl.data.files import FILES, TABLES, Image, Points, read_file, read_table_points
+from codedfedl.data.files import (
+    FILES,
+    TABLES,
+    Image,
+    Points,
+    label_names,
+    read_file,
+    read_table_points,
+)
 from codedfedl.data.idx import IDX_NAMES, load_idx
 from codedfedl.data.partitions import Split
 from codedfedl.data.tabular import Preparation, fitted
@@ -110,7 +118,7 @@ def load_dataset(
         raise InputError(
             f"data.text is {text!r}, but only a .csv, .parquet or .npz file has texts: leave it out"
         )
-    roles = Roles(_label_names(label), client, columns, drop, categories, task)
+    roles = Roles(label_names(label), client, columns, drop, categories, task)
     if suffix not in TABLES or text is not None:
         _refuse_roles(roles, test)
     if test == "clients" and client is None:
@@ -218,7 +226,7 @@ def _table(path: Path, roles: Roles, bounds: _Bounds | None, split: Split) -> Da
         _check_bounds(bounds, sum(values.dtype.kind == "f" for values in table.cells.values()))
     preparation = fitted(table.cells, ~test, bounds, words)
     names = tuple(table.cells)
-    origin = Origin(names, tuple(roles.labels), words)
+    origin = Origin(names, tuple(roles.labels), words, held_out=test)
     raw = np.column_stack(list(table.cells.values()))
     if bounds is None and raw.dtype.kind == "f" and raw.min() >= 0 and raw.max() <= 1:
         inputs = raw
@@ -229,11 +237,6 @@ def _table(path: Path, roles: Roles, bounds: _Bounds | None, split: Split) -> Da
     owners = None if table.owners is None else table.owners[~test]
     labelled = (inputs[~test], numbers[~test], inputs[test], numbers[test])
     return Dataset(path.stem, *labelled, classes, None, origin, owners=owners)
-
-
-def _label_names(label: str | Sequence[str] | None) -> tuple[str, ...]:
-    given = label.split(",") if isinstance(label, str) else label or ["label"]
-    return tuple(dict.fromkeys(name.strip() for name in given))
 
 
 def _refuse_roles(roles: Roles, test: str) -> None:

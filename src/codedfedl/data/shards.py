@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray
+from codedfedl.data.columns import Roles, Task, read_raw_table
 from codedfedl.data.dataset import scaled, targets_of, texts
-from codedfedl.data.files import FILES, read_file
+from codedfedl.data.files import FILES, TABLES, label_names, read_file
+from codedfedl.data.tabular import Preparation, read_preparation
 from codedfedl.errors import InputError
 
 _ROWS_AT_ONCE = 4096
@@ -92,7 +94,12 @@ class Shard:
         return targets_of(self.labels[rows], columns if self.is_classification else None)
 
 
-def read_shard(path: str | Path, label: str | None = None, text: str | None = None) -> Shard:
+def read_shard(
+    path: str | Path,
+    label: str | None = None,
+    text: str | None = None,
+    preparation: str | Path | None = None,
+) -> Shard:
     """Read a client's data.
 
     Parameters
@@ -106,8 +113,12 @@ def read_shard(path: str | Path, label: str | None = None, text: str | None = No
     text
         The column of a table that holds texts, for an encoder; any name for the texts of an
         ``.npz`` file.
+    preparation
+        The file of public constants that turn a table's columns into inputs.
     """
     path = Path(path)
+    if preparation is not None and path.suffix in TABLES:
+        return _prepared(path, label, read_preparation(preparation))
     if path.suffix in FILES:
         points = read_file(path, label, text)
         assert points.labels is not None
@@ -121,6 +132,22 @@ def read_shard(path: str | Path, label: str | None = None, text: str | None = No
         return Shard(*(np.load(path / f"{name}.npy", "r") for name in ("inputs", "labels")))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
+
+
+def _prepared(path: Path, label: str | None, preparation: Preparation) -> Shard:
+    """Read a table whose columns become inputs, and words of labels the numbers of classes."""
+    task: Task | None = "classification" if preparation.classes else None
+    table = read_raw_table(path, Roles(label_names(label), task=task), preparation)
+    labels = table.labels
+    if preparation.classes:
+        words = labels.astype(str)
+        if unknown := sorted(set(words.tolist()) - set(preparation.classes)):
+            raise InputError(
+                f"{path} has the label {unknown[0]!r}, and the federation's classes are "
+                f"{', '.join(preparation.classes)}: correct it, or leave the row out"
+            )
+        labels = np.searchsorted(preparation.classes, words)
+    return Shard(preparation.transform(table.cells).astype(np.float32), labels)
 
 
 def load_shard(loader: str, config: dict[str, Any]) -> Shard:

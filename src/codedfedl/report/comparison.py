@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl.report.results import Outcome, median_hours, written
+from codedfedl.core.columns import POOLED
+from codedfedl.report.results import Outcome, median_hours, median_of_all, written
 from codedfedl.runs.config import Experiment, flattened
 
 CLOCKS = {"training_hours": "training alone", "total_hours": "set-up charged"}
@@ -81,8 +82,20 @@ def verdict(outcomes: Sequence[Outcome]) -> list[str]:
         target = race[0].target
         aim = f", to {written(race[0].metric, target)}" if np.isfinite(target) else ""
         goal = f"On {race[0].dataset}{aim}: " if len(every) > 1 else ""
-        sentences += [goal + sentence for sentence in _verdict(race)]
+        sentences += [goal + sentence for sentence in (*_verdict(race), *_pooled(race))]
     return sentences
+
+
+def _pooled(race: Sequence[Outcome]) -> list[str]:
+    """Say what models reach on all points in one place, and what the best setting has."""
+    first, metric = race[0], race[0].metric
+    known = {name: median_of_all(first.fact(name)) for name in POOLED}
+    words = [f"{POOLED[n]} has {written(metric, v)}" for n, v in known.items() if v is not None]
+    if not words:
+        return []
+    leader = max(race, key=lambda outcome: float(np.median(outcome.final)))
+    reached = written(metric, float(np.median(leader.final)))
+    return [f"On all points in one place, {', '.join(words)}; {leader.setting} ends at {reached}."]
 
 
 def _verdict(race: Sequence[Outcome]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from codedfedl.reproduce.charged_hours import cold_start, private, quality, robustness, settings
 from codedfedl.reproduce.deep import deep
 from codedfedl.reproduce.frontiers import frontier
+from codedfedl.reproduce.natural import natural
 from codedfedl.reproduce.paper_results import figure_1, figure_1_and_table, table_1
 from codedfedl.reproduce.reproduction import Reproduction
 
@@ -25,5 +26,6 @@ REPRODUCTIONS: dict[str, Callable[[Reproduction], dict[str, Any]]] = {
     "frontier": frontier,
     "private": private,
     "deep": deep,
+    "natural": natural,
 }
 """What runs each reproduction and returns its document, by name."""

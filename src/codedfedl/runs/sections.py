@@ -60,6 +60,8 @@ class DataConfig(Section):
         What is held out: by default ``points`` of every client; or whole ``clients``.
     fold
         Which fifth is held out, 0 to 4; by default the first.
+    preparation
+        Of a federation: the file of public constants that ``codedfedl federate split`` writes.
     text
         The column of a table that holds texts, for an encoder.
     low, high
@@ -83,6 +85,7 @@ class DataConfig(Section):
     task: Literal["classification", "regression"] | None = None
     test: Literal["points", "clients"] | None = None
     fold: Annotated[int, Field(ge=0, lt=FOLDS)] | None = None
+    preparation: str | None = None
     text: str | None = None
     low: float | tuple[float, ...] | None = None
     high: float | tuple[float, ...] | None = None
@@ -97,7 +100,7 @@ class DataConfig(Section):
 
     def load(self, directory: str | None = None) -> Dataset:
         """Load the data; `directory` is where the files of a built-in data set are."""
-        dealt = {"name", "partition", "concentration", "batches"}
+        dealt = {"name", "partition", "concentration", "batches", "preparation"}
         how = self.model_dump(exclude=dealt, exclude_none=True)
         return load_dataset(self.name, directory, **how)
 

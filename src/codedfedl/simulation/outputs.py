@@ -24,6 +24,7 @@ from codedfedl.runs.grid import Cell
 from codedfedl.runs.tables import CellRun
 from codedfedl.schemes import scheme_class
 from codedfedl.simulation.checkpoint import CALIBRATION_POINTS, part_of
+from codedfedl.simulation.pooled import pooled_metrics
 from codedfedl.simulation.units import SeedUnit
 
 _HOLDS = (
@@ -93,13 +94,15 @@ def tables(every: Sequence[Finished]) -> list[CellRun]:
 
 def _run_facts(ended: Finished) -> dict[str, float]:
     features, dataset = ended.unit.features, ended.unit.dataset
+    schemes = [scheme_class(cell.config.name) for cell in ended.unit.cells]
+    is_private = any(only_private(scheme.info.disclosure) for scheme in schemes)
     return {
         "sigma": getattr(features, "sigma", np.nan),
         "step": ended.cell.experiment.schedule(features, dataset.inputs).step,
         "diverged": float(not np.isfinite(ended.stored["model"]).all()),
         "chance": dataset.chance,
         "test_points": float(len(dataset.test_labels)),
-    }
+    } | ({} if is_private else pooled_metrics(dataset))
 
 
 def check_model(name: str | None, cells: Sequence[Cell]) -> None:

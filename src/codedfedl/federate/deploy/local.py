@@ -49,6 +49,8 @@ def write_shards(experiment: Experiment, dataset: Dataset, folder: Path) -> list
         make_folder(folder)
         paths.append(folder / f"{node_name(j)}.npz")
         np.savez(paths[-1], inputs=dataset.inputs[rows], labels=dataset.labels[rows])
+    if dataset.origin.preparation is not None and experiment.data.preparation is not None:
+        dataset.origin.preparation.write(Path(experiment.data.preparation))
     np.savez(folder / "test.npz", inputs=dataset.test_inputs, labels=dataset.test_labels)
     return paths
 

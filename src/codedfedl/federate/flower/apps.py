@@ -36,7 +36,7 @@ def node_from(config: NodeConfig) -> Node:
         if config.loader is not None:
             return load_shard(config.loader, config.values)
         if config.data is not None:
-            return read_shard(str(config.data), config.label, config.text)
+            return read_shard(config.data, config.label, config.text, config.preparation)
         raise InputError(
             f"{config.name} has no data: name it in node.toml, or start it with --data or --loader"
         )

@@ -75,6 +75,8 @@ class NodeConfig:
         The label column of a table.
     text
         The column of a table with texts.
+    preparation
+        The preparation.json of codedfedl federate split: how columns become inputs.
     loader
         Instead of --data: a function, as module:function.
     encoder
@@ -110,6 +112,7 @@ class NodeConfig:
     data: Path | None = None
     label: str | None = None
     text: str | None = None
+    preparation: Path | None = None
     loader: str | None = None
     encoder: str | None = None
     cache: Path | None = None
@@ -254,4 +257,4 @@ _KINDS: tuple[tuple[str, Any, str], ...] = (
 )
 _FIELDS = [entry.name for entry in fields(NodeConfig) if entry.name != "settings"]
 _TEXTS = {"name", "label", "text", "loader", "encoder", "dataset", "works"}
-_PATHS = {"data", "cache", "helper", "vault"}
+_PATHS = {"data", "preparation", "cache", "helper", "vault"}

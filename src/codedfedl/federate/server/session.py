@@ -21,6 +21,7 @@ from codedfedl.core.record import metric_name
 from codedfedl.data.dataset import chance_of
 from codedfedl.data.loading import DATASET_NAMES, load_dataset
 from codedfedl.data.shards import UNSCALED, Scaling, Shard, read_shard
+from codedfedl.data.tabular import read_preparation
 from codedfedl.errors import InputError
 from codedfedl.federate.secure.sums import Sums
 from codedfedl.federate.secure.terms import keep_account
@@ -204,25 +205,30 @@ class Session:
         """Return the model with its card, calibrated on the test points where there are some."""
         members, data = self.members, self.experiment.data
         scaling = Scaling(**members.scaling)
+        prepared = None if data.preparation is None else read_preparation(data.preparation)
+        classes = prepared.classes if prepared and prepared.classes else range(members.columns)
+        columns = () if data.text is None else (data.text,)
         model = Model(
             features=self.evaluation.features,
             learner=self.asking.task.learner,
             weights=ending.model,
             inputs=members.inputs,
-            classes=np.arange(members.columns) if members.classes else None,
-            columns=() if data.text is None else (data.text,),
+            classes=np.array(classes) if members.classes else None,
+            columns=columns if prepared is None else prepared.names,
             labels=tuple((data.label or "label").split(",")),
             low=np.array(scaling.low) if scaling.low else None,
             span=np.array(scaling.span) if scaling.low else None,
             offset=np.array(scaling.offset) if scaling.offset else None,
             scale=np.ones(members.columns) if scaling.offset else None,
             card=self._card(ending),
+            preparation=prepared,
         )
         shard = self.evaluation.shard
         if shard is None or not members.classes:
             return model
         tested = f"the server's {len(shard.labels):,} test points"
-        return model.calibrated(scaling.inputs(shard.inputs), shard.labels, tested)
+        named = model.classes[shard.labels] if model.classes is not None else shard.labels
+        return model.calibrated(scaling.inputs(shard.inputs), named, tested)
 
     def _card(self, ending: Ending) -> dict[str, Any]:
         """Return what people want to know of the model; its guarantee, if there is one, too."""
@@ -297,7 +303,8 @@ class Evaluation:
             dataset = load_dataset(name)
             self.shard = Shard(dataset.test_inputs, dataset.test_labels)
         elif name is not None:
-            self.shard = read_shard(name, experiment.data.label, experiment.data.text)
+            data = experiment.data
+            self.shard = read_shard(name, data.label, data.text, data.preparation)
         self.features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
 
     def facts(self) -> dict[str, float]:
