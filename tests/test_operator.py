@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from codedfedl import InputError
 from codedfedl.cli.output import log_lines
 from codedfedl.federate.node.config import Access, HelperConfig, NodeConfig, with_file
 from codedfedl.federate.server.session import federate
+from codedfedl.runs.advice import no_better_than_chance
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment
+from codedfedl.runs.journal import Journal
 from tests.conftest import Run
 from tests.loopback import FIRST_NODE, Script, experiment_of, transport_of
 
@@ -47,6 +50,17 @@ class TestFiles:
         assert run(*command)[0] == 0
         assert file.read_text() == "name = 'ada'\n"
         assert certificate.read_bytes() != before
+
+    def test_a_file_of_federate_split_gets_a_server(self, tmp_path: Path, run: Run) -> None:
+        pytest.importorskip("flwr")
+        (tmp_path / "federation.toml").write_text(
+            'data.preparation = "preparation.json"\nfederation.clients = 3\n'
+        )
+        assert run("federate", "init", tmp_path, "--host", "server.example")[0] == 0
+        experiment = read_experiment(tmp_path / "federation.toml").with_whole_paths(tmp_path)
+        assert experiment.server is not None
+        assert experiment.server.keys == str(tmp_path / "keys")
+        assert experiment.data.preparation == str(tmp_path / "preparation.json")
 
     def test_options_replace_keys_of_the_file(self, tmp_path: Path) -> None:
         path = tmp_path / "node.toml"
@@ -155,6 +169,19 @@ def test_greetings_are_events(tmp_path: Path) -> None:
     greetings = [event for event in directory.events() if event["event"] == "greeting"]
     assert sorted(event["node"] for event in greetings) == [FIRST_NODE, FIRST_NODE + 1]
     assert all(event["version"] and event["epsilon_left"] is None for event in greetings)
+
+
+def test_a_model_that_is_no_better_than_chance_is_named(tmp_path: Path) -> None:
+    """By the test points alone, so that a private run says so, too."""
+    experiment = experiment_of(2, rounds=1)
+    directory = RunDirectory(tmp_path / "run")
+    federate(transport_of(experiment, tmp_path / "nodes"), experiment, directory, lambda _: None)
+    record = Journal(directory.path).records()[-1]
+    assert no_better_than_chance([record], 0.1) == ""
+    assert no_better_than_chance([replace(record, metric=float("nan"))], 0.1) == ""
+    assert no_better_than_chance([record], None) == ""
+    sentence = no_better_than_chance([replace(record, metric=0.1)], 0.1)
+    assert "no better than chance (0.1000 on the test points" in sentence
 
 
 def test_a_log_has_a_line_for_each_record(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 LOCAL = "local"
 """The folder in a run directory in which `federate local` keeps its processes' files."""
 
+WARNING = "warning: the model"
+"""How a server begins to say what is wrong with the model."""
+
 POLL_SECONDS = 0.5
 """Seconds between two looks at a run directory."""
 
@@ -123,6 +126,9 @@ def finish(directory: RunDirectory) -> None:
 def write_report(directory: RunDirectory) -> None:
     """Write the report; exit with 1 if no client was ever in time, and say what to change."""
     wrote(directory.write_text("report.html", render_report(directory)))
+    said = [event["text"] for event in directory.events() if event["event"] == "message"]
+    if said and (warnings := [text for text in said if text.startswith(WARNING)]):
+        say(warnings[-1])
     if nobody := nobody_arrived(Journal(directory.path).records()):
         say(f"error: {nobody}")
         raise typer.Exit(1)

@@ -184,6 +184,18 @@ def advice(
     return _deadline(conduct, option) + client_advice(conduct, killed)
 
 
+def no_better_than_chance(records: Sequence[Record], chance: float | None) -> str:
+    """Say what to look at where the model does no better than an answer without inputs."""
+    metric = records[-1].metric if records else math.nan
+    if chance is None or not metric <= chance:
+        return ""
+    return (
+        f"the model is no better than chance ({metric:.4f} on the test points, and {chance:.4f} "
+        "without inputs): see that labels and scales of all nodes and of the test points agree, "
+        "and that features.sigma suits the data; under noise, raise epsilon or the points"
+    )
+
+
 def nobody_arrived(records: Sequence[Record]) -> str:
     """Say what to change where no client answered in time in any round; nothing otherwise."""
     rounds = [record for record in records if not record.is_setup]

@@ -168,6 +168,9 @@ class Experiment(Section):
             tables["features"] = self.features.model_copy(update={"encoder": whole(encoder)})
         if federation is not None and test and test not in DATASET_NAMES:
             tables["federation"] = federation.model_copy(update={"test": whole(test)})
+        if self.data.preparation is not None:
+            prepared = whole(self.data.preparation)
+            tables["data"] = self.data.model_copy(update={"preparation": prepared})
         if server is not None:
             paths = server.model_dump(include={"keys", "home", "database", "out"})
             paths = {key: whole(path) for key, path in paths.items() if path is not None}

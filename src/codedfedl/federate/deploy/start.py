@@ -10,6 +10,7 @@ from typing import Any
 from codedfedl.federate.deploy.keys import VALID_DAYS, check_name, make_keys
 from codedfedl.federate.job import HELPER
 from codedfedl.io.files import make_folder
+from codedfedl.io.toml import read_toml
 
 FEDERATION = "federation.toml"
 """The server's file."""
@@ -31,7 +32,11 @@ def begin(
         check_name(name)
     keys = make_keys(folder / "keys", hosts, [], days=days)
     clients = max(2, len([name for name in nodes if name != HELPER]))
-    _write(folder / FEDERATION, FEDERATION, title=folder.resolve().name, port=port, clients=clients)
+    file = folder / FEDERATION
+    _write(file, FEDERATION, title=folder.resolve().name, port=port, clients=clients)
+    if "server" not in read_toml(file):  # such as one of federate split
+        with file.open("a", encoding="utf-8") as text:
+            text.write(f'\n[server]\nport = {port}\nkeys = "keys"\n')
     given = [folder / "nodes" / name for name in nodes or ["NAME"]]
     for path in given:
         make_folder(path)

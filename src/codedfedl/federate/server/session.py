@@ -38,7 +38,7 @@ from codedfedl.learning.learner import Learner
 from codedfedl.learning.metrics import accuracy, r_squared
 from codedfedl.models.model import Model
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
-from codedfedl.runs.advice import Conduct, advice, nobody_arrived
+from codedfedl.runs.advice import Conduct, advice, no_better_than_chance, nobody_arrived
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
@@ -177,8 +177,10 @@ class Session:
         if np.isfinite(model).all():
             directory.save_model("model.npz", self._trained_model(ending))
         records = journal.records()
-        if nobody := nobody_arrived(records):
-            self.say(f"warning: {nobody}")
+        chance = self.evaluation.facts().get("chance")
+        for warning in (nobody_arrived(records), no_better_than_chance(records, chance)):
+            if warning:
+                self.say(f"warning: {warning}")
         for sentence in advice(Conduct(records, self.members.names, journal.probed_seconds())):
             self.say(f"advice: {sentence}")
         self.say(f"done: {directory.path}")
