@@ -23,6 +23,7 @@ MODULES = ["codedfedl"] + [
 
 # Modules that import an optional package, which may not be installed.
 OF_EXTRAS = {f"codedfedl.tracking.{name}": name for name in ("mlflow", "tensorboard", "wandb")}
+OF_EXTRAS["codedfedl.pacing.nvflare"] = "nvflare"
 
 
 def failed_examples(name: str) -> int:

@@ -167,17 +167,21 @@ def test_only_measuring_weighs_nothing_and_takes_nothing_late() -> None:
 def test_a_part_of_a_pass_counts_no_more_than_a_whole_one() -> None:
     """A tenth of a pass that moves half as far as a whole one is doubled, not taken ten times."""
 
-    def factor(length: float | None) -> float:
+    def factor(length: float, *, whole: float = 1.0, others: float = 1.0) -> float:
         pacer = Pacer(deadline=1.0)
-        pacer.begin([1, 2], 0.0)
-        pacer.arrived(1, 0.5, examples=1.0, length=length and 1.0)
-        pacer.arrived(2, 0.5, examples=1.0, share=0.1, compute=0.2, length=length)
-        return pacer.end(1.0).answers[1].factor
+        for k, (share, mine, theirs) in enumerate([(1.0, whole, 1.0), (0.1, length, others)]):
+            pacer.begin([1, 2, 3], float(k))
+            for node in (1, 3):
+                pacer.arrived(node, k + 0.5, examples=1, share=1.0, compute=0.2, length=theirs)
+            pacer.arrived(2, k + 0.5, examples=1, share=share, compute=0.2, length=mine)
+            last = pacer.end(k + 1.0).answers[2]
+        return last.factor
 
-    assert factor(None) == pytest.approx(10.0)
     assert factor(0.05) == pytest.approx(10.0)
     assert factor(0.5) == pytest.approx(2.0)
     assert factor(3.0) == pytest.approx(1.0)
+    assert factor(0.5, whole=5.0) == pytest.approx(10.0)  # whose updates are long, or were
+    assert factor(0.5, whole=5.0, others=0.5) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("examples", [0.0, -3.0, float("nan"), inf])

@@ -7,9 +7,10 @@ kernel: no form of the distribution is assumed.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ REMEMBERED = 32  # Answers of a node that count.
 PRIOR_SPREAD = 0.15  # Of the logarithm of a delay, while little was seen.
 PRIOR_ANSWERS = 2.0  # The prior weighs as much as so many answers.
 GONE = 3.0  # A node that is silent for so many times its longest delay is not planned with.
+
+_KEPT = ("examples", "planned", "part", "counted", "expected", "reach")
 
 
 @dataclass
@@ -39,6 +42,8 @@ class NodeTimes:
         π, and the part of a full pass, by the last plan that it was in.
     counted, expected
         Answers that counted, and that the plans expected to; old ones fade.
+    reach
+        The length of its last whole update, over the median of that round's; None: not known.
     missed
         Questions that were given up since its last answer.
     """
@@ -49,7 +54,20 @@ class NodeTimes:
     part: float = 1.0
     counted: float = 0.0
     expected: float = 0.0
+    reach: float | None = None
     missed: int = 0
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Return what `document` returned."""
+        seen = ((inf if first is None else first, full) for first, full in document["seen"])
+        kept: dict[str, Any] = {name: document.get(name) for name in _KEPT}
+        return cls(deque(seen, maxlen=REMEMBERED), **kept)
+
+    def document(self) -> dict[str, Any]:
+        """Return everything but what is missing now, for JSON."""
+        seen = [[s if isfinite(s) else None for s in row] for row in self.seen]
+        return {"seen": seen} | {name: getattr(self, name) for name in _KEPT}
 
     @property
     def heard(self) -> bool:

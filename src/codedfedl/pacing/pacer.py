@@ -11,7 +11,7 @@ has the mean of the update with everybody in it, if what nodes answer does not d
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import inf, isfinite
+from math import inf
 from statistics import median
 from typing import Any, Literal
 
@@ -30,7 +30,6 @@ PATIENCE_WITH_OTHERS = 3.0  # The same where answers are only counted.
 LEAST_WITHOUT_FACTORS = 2.0  # Without factors every node should arrive in one of so many rounds.
 PRIOR_ROUNDS = 4.0  # A planned share of rounds weighs as much as so many rounds that were seen.
 FADING = 0.99  # Of what was counted before, that each round leaves.
-_KEPT = ("examples", "planned", "part", "counted", "expected")
 FORGOTTEN = 3.0  # After so many deadlines a question without an answer counts as lost;
 FORGOTTEN_NEW = 10.0  # that to a node which never answered, after so many.
 
@@ -176,7 +175,7 @@ class Pacer:
             Which part of a full pass it did, and how many seconds that took.
         length
             The Euclidean norm of its update. That of a part of a pass is not scaled up to more than
-            the longest of the round's whole passes: training saturates.
+            its last whole pass, in proportion to those of the others: training saturates.
         asked
             The number of the round of its question; by default the last one that it was asked.
         """
@@ -226,7 +225,7 @@ class Pacer:
         examples = {n: float(self.times[n].examples or 0.0) for n in known}
         everybody = sum(examples.values()) or 1.0
         arrived = sum(answer.examples for answer in counted)
-        whole = max((a.length or 0.0 for a in counted if (a.share or 1.0) >= 1), default=0.0)
+        typical = self._typical_length(counted)
         for answer in counted:
             answer.factor = 1.0
             if self.factors and not self.learn_only:
@@ -234,12 +233,20 @@ class Pacer:
                 if inverse > self.cap:
                     current.capped.append(answer.node)
                 passes = 1 / (answer.share or self.times[answer.node].part)
-                if answer.length and whole:
-                    passes = min(passes, max(1.0, whole / answer.length))
+                if answer.length and (reach := self.times[answer.node].reach) is not None:
+                    passes = min(passes, max(1.0, reach * typical / answer.length))
                 weight = min(inverse, self.cap) * min(passes, self.cap)
                 answer.factor = arrived / everybody * weight
         self._calibrate({a.node for a in counted}, known)
         return current
+
+    def _typical_length(self, counted: Sequence[NodeReply]) -> float:
+        """Return the median length of whole passes (∞: unknown); note those of nodes against it."""
+        whole = {a.node: a.length for a in counted if a.length and not a.late and a.share == 1.0}
+        typical = median(whole.values()) if whole else inf
+        for node, length in whole.items():
+            self.times[node].reach = length / typical
+        return typical
 
     def share_of_rounds(self, node: Any) -> float:
         """Return π: the share of rounds in which an answer of the node counts, as far as known.
@@ -327,14 +334,7 @@ class Pacer:
 
     def state(self) -> dict[str, Any]:
         """Return what was learned, for JSON; questions that are open are forgotten."""
-        nodes = [
-            {
-                "node": node,
-                "seen": [[s if isfinite(s) else None for s in row] for row in times.seen],
-                **{name: getattr(times, name) for name in _KEPT},
-            }
-            for node, times in self.times.items()
-        ]
+        nodes = [{"node": node, **times.document()} for node, times in self.times.items()]
         return {"rounds": self.rounds, "asked": list(self._asked), "nodes": nodes}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -342,7 +342,4 @@ class Pacer:
         self.rounds, self._asked = state["rounds"], set(state["asked"])
         self._began = [-inf] * self.rounds
         for row in state["nodes"]:
-            times = NodeTimes(**{name: row[name] for name in _KEPT})
-            for overhead, full in row["seen"]:
-                times.seen.append((inf if overhead is None else overhead, full))
-            self.times[row["node"]] = times
+            self.times[row["node"]] = NodeTimes.of(row)

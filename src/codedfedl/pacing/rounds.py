@@ -103,6 +103,12 @@ class Round:
         """The answers that count."""
         return [answer for answer in self.answers if answer.factor > 0]
 
+    @property
+    def weights(self) -> list[tuple[NodeReply, float]]:
+        """The answers that count, and by what their updates are multiplied in the model."""
+        total = sum(answer.examples for answer in self.counted)
+        return [(a, a.factor * a.examples / total) for a in self.counted]
+
     def facts(self) -> dict[str, Any]:
         """Return everything, for JSON: null stands for no deadline."""
         plan = self.plan
