@@ -35,14 +35,14 @@ SAMPLE = slice(None, None, 6)
 
 def candidates(fleet: str) -> list[tuple[Table, Knobs]]:
     """Return every scheme's fixed settings, and the knobs that are tried."""
-    adam, steps = {"optimiser": "adam"}, [0.004, 0.012]
+    adam, steps = {"optimiser": "adam"}, [0.004, 0.012, 0.03]
     equal: Knobs = {"load": LOADS[fleet], "server_step": steps}
-    ours: Knobs = {"server_step": [0.004, 0.008, 0.016]}
+    ours: Knobs = {"server_step": [0.006, 0.012, 0.024]}
     drops: Knobs = {"drop": [0.1, 0.3]}
-    local: Knobs = {"local_steps": [2, 8], "points": [1, 4], "step": [0.03, 0.1], "drop": [0.2]}
-    adaptive = local | {"server_step": [0.003, 0.01], "step": [0.05]}
+    local: Knobs = {"local_steps": [2, 8], "points": [1, 4], "step": [0.1, 0.3], "drop": [0.2]}
+    adaptive = local | {"server_step": [0.01, 0.03], "step": [0.05]}
     nova = local | {"local_steps": [1], "most_steps": [10, 50]}
-    timely: Knobs = {"points": [1, 4], "most_steps": [10], "step": [0.03, 0.1], "drop": [0.3, 0.6]}
+    timely: Knobs = {"points": [1, 4], "most_steps": [10], "step": [0.1, 0.3], "drop": [0.3, 0.6]}
     windows: Knobs = {"window": WINDOWS[fleet], "weights": ["client"], "server_step": steps}
     return [
         ({"name": "paced", "least": 1, "message_bits": 32}, ours),

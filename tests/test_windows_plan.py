@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from codedfedl import Fleet, InputError
-from codedfedl.planning.windows import NoiseScale, plan_windows, rehearse, variance
+from codedfedl.planning.windows import (
+    ADAPTIVE_POWER,
+    NoiseScale,
+    plan_windows,
+    rehearse,
+    variance,
+)
 
 RATES, HELD = np.array([20.0, 5.0, 1.0, 0.2]), np.array([50, 50, 50, 50])
 FLEET = Fleet(points=HELD, rate=RATES, alpha=2.0, packet_time=1.0, erasure=0.1)
@@ -74,7 +80,7 @@ def test_no_window_of_a_fine_grid_is_much_better(noise: float) -> None:
     others = []
     for played in rehearse(FLEET, HELD, fine):
         spread, slowdown = variance(played, COUNTS, np.inf)
-        others.append(played.deadline * slowdown * (1 + noise * spread) ** 0.5)
+        others.append(played.deadline * slowdown * (1 + noise * spread) ** ADAPTIVE_POWER)
     assert chosen.cost < 1.1 * min(others)
 
 

@@ -20,7 +20,7 @@ from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
-from codedfedl.planning.windows import NoiseScale, WindowPlan, plan_windows
+from codedfedl.planning.windows import ADAPTIVE_POWER, NoiseScale, WindowPlan, plan_windows
 from codedfedl.schemes.settings import check_positive
 
 __all__ = ["Paced"]
@@ -198,7 +198,7 @@ class Paced(Scheme):
             state.task.points[0],
             state.counts / state.task.batches,
             noise_scale=state.noise.value(before),
-            power=1.0 if self.optimiser in PLAIN else 0.5,
+            power=1.0 if self.optimiser in PLAIN else ADAPTIVE_POWER,
             least=self.least,
             blocks=state.blocks,
             oldest=self.oldest,
