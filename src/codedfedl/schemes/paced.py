@@ -28,8 +28,8 @@ __all__ = ["Paced"]
 WEIGHTS = ("class", "client")
 PLAIN = ("gd", "sgd", "momentum", "nesterov")
 """Optimisers whose steps are as long as the gradient is."""
-FIRST_REPLAN = 10
-"""Rounds before the plan follows the measured noise; then after twice as many, and so on."""
+FIRST_REPLAN, REPLAN_GROWTH = 10, 1.25
+"""Rounds before the plan follows the measured noise; then after so many times as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,8 @@ class PacedState(Descent):
         Points of each client in each class, or a diagonal; None before clients have said it.
     blocks, deadline
         From the operator's limits.
+    planned
+        Rounds in which noise had been measured when the plan was made.
     """
 
     fleet: DelayModel = None  # type: ignore[assignment]
@@ -50,6 +52,7 @@ class PacedState(Descent):
     blocks: IntArray | int = 1
     deadline: float | None = None
     noise: NoiseScale = field(default_factory=NoiseScale)
+    planned: int = 0
 
     @property
     def checkpointed(self) -> bool:
@@ -174,8 +177,8 @@ class Paced(Scheme):
         points = float(state.task.points[state.task.batch(state.round)].sum())
         noise = state.noise.updated(total / points, state.plan.variance)
         state = replace(state.descended(total, points), noise=noise)
-        again = self.replan and noise.rounds >= FIRST_REPLAN and _doubled(noise.rounds)
-        return self._planned(state) if again else state
+        due = noise.rounds >= max(FIRST_REPLAN, REPLAN_GROWTH * state.planned)
+        return self._planned(state) if self.replan and due else state
 
     def describe(self, state: PacedState) -> Description:
         """Return window, deadline, effective batch and noise."""
@@ -207,7 +210,7 @@ class Paced(Scheme):
             window=self.window,
             deadline=state.deadline,
         )
-        return replace(state, plan=plan)
+        return replace(state, plan=plan, planned=state.noise.rounds)
 
     def _weights(self, state: PacedState, batch: int) -> tuple[FloatArray, FloatArray | None]:
         """Return a_j and v_c: what a client's mean counts, and a point of a class."""
@@ -235,9 +238,3 @@ def _counts(task: Task, inbox: Inbox) -> FloatArray:
     together = np.sum(list(known.values()), axis=0)
     shares = together / max(together.sum(), 1.0)
     return np.array([known.get(j, shares * held) for j, held in enumerate(task.held.tolist())])
-
-
-def _doubled(rounds: int) -> bool:
-    """Whether so many rounds are `FIRST_REPLAN` times a power of two."""
-    ratio = rounds // FIRST_REPLAN
-    return rounds % FIRST_REPLAN == 0 and ratio & (ratio - 1) == 0
