@@ -1,10 +1,13 @@
 """The files in deploy/: they are well-formed, and their commands are commands of the package."""
 
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.commands import parsed
@@ -65,3 +68,46 @@ def test_alerts_are_on_metrics_that_there_are() -> None:
     assert len(names) >= len(group["rules"])
     for name in names:
         assert f'("{name}"' in live or f'"{name}",' in live, name
+
+
+@pytest.mark.engine
+@pytest.mark.long
+def test_the_services_commands_make_a_federation(tmp_path: Path) -> None:
+    """What compose.yaml starts, without Docker: each service's command, in its working folder."""
+    from codedfedl.data import load_dataset
+    from codedfedl.federate.flower.programs import free_port
+    from tests.engine import BIN
+    from tests.waiting import eventually
+
+    known, fleet, dataset = services(), tmp_path / "fleet", load_dataset("digits")
+    environment = os.environ | {"HOME": str(tmp_path), "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+    def federate(*words: object, folder: Path = fleet) -> None:
+        command = [str(BIN / "codedfedl"), "federate", *map(str, words)]
+        subprocess.run(command, cwd=folder, env=environment, check=True, timeout=300)
+
+    words = [word.replace("server", "127.0.0.1") for word in known["init"]["command"]]
+    federate(*words, "--port", free_port(), folder=tmp_path)
+    (loop,) = known["keys"]["command"]
+    subprocess.run(["sh", "-c", loop.replace("$$", "$")], cwd=fleet, env=environment, check=True)
+    settings = (fleet / "federation.toml").read_text("utf-8").replace("rounds = 20", "rounds = 2")
+    (fleet / "federation.toml").write_text(settings, "utf-8")
+    names, running = ("ada", "bob", "eve"), list[subprocess.Popen[bytes]]()
+    for j, name in enumerate(names):
+        part = slice(j * 400, (j + 1) * 400)
+        shard = {"inputs": dataset.inputs[part], "labels": dataset.labels[part]}
+        np.savez(fleet / f"nodes/{name}/{name}.npz", **shard)
+    try:
+        for name in ("server", "helper", *names):
+            command = [str(BIN / "codedfedl"), "federate", *known[name]["command"]]
+            running.append(subprocess.Popen(command, cwd=fleet, env=environment))
+        federate("register", *(f"nodes/{name}/{name}.pub" for name in names))
+        federate("register", "nodes/helper/helper.pub", "--role", "helper")
+        federate("run")
+        done = fleet / "run/model.npz"
+        eventually(done.is_file, 300, "the federation did not end")
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait(30)

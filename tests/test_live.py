@@ -4,6 +4,7 @@ import fcntl
 import http.client
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -272,6 +273,18 @@ class TestServer:
     )
     def test_there_is_nothing_else(self, served: LivePage, path: str) -> None:
         assert get(served, path)[0] == 404
+
+    def test_a_head_has_no_body(self, served: LivePage) -> None:
+        status, headers, text = get(served, method="HEAD")
+        assert (status, text) == (200, "")
+        assert int(headers["content-length"]) > 0
+
+    def test_health_is_that_of_the_run(self, served: LivePage, tmp_path: Path) -> None:
+        """A process must work on it: one whose server was killed still says that it runs."""
+        assert get(served, "/health")[::2] == (200, "ok\n")
+        shutil.copytree(served.view.directory.path, tmp_path / "copy")
+        with LivePage(RunDirectory(tmp_path / "copy"), 0) as page:
+            assert get(page, "/health")[0] == 503
 
     @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT"])
     def test_it_only_answers_get(self, served: LivePage, method: str) -> None:

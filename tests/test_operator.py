@@ -171,6 +171,39 @@ def test_greetings_are_events(tmp_path: Path) -> None:
     assert all(event["version"] and event["epsilon_left"] is None for event in greetings)
 
 
+def test_nodes_and_status(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    from codedfedl.federate.deploy.registry import RegisteredKey, Registry
+    from codedfedl.federate.flower.superlink import RUN, Superlink
+    from tests.engine import serving
+
+    experiment = experiment_of(2, rounds=1)
+    directory = RunDirectory(tmp_path / "run")
+    federate(transport_of(experiment, tmp_path / "nodes"), experiment, directory, lambda _: None)
+    home = serving(tmp_path)
+    registry = Registry(home / "nodes.json")
+    for name, number in (("node-000", FIRST_NODE), ("node-001", FIRST_NODE + 1), ("ada", 7)):
+        registry.add(RegisteredKey(name, number, f"key of {name}"))
+    registry.revoke(registry.find("ada"))
+    (home / RUN).write_text(json.dumps({"run": 5, "out": str(directory.path)}))
+    since = "2026-01-02T03:04:05Z"
+    monkeypatch.setattr(Superlink, "nodes", lambda _: {FIRST_NODE: since, FIRST_NODE + 1: None})
+    code, out, _ = run("federate", "nodes", "--federation", tmp_path, "--json")
+    first, second = json.loads(out)["nodes"]
+    assert code == 0
+    assert (first["name"], first["connected"], first["since"]) == ("node-000", True, since)
+    assert (second["name"], second["connected"], second["since"]) == ("node-001", False, None)
+    assert all(node["version"] and node["last_answer"] for node in (first, second))
+    assert {"epsilon_left"} < first.keys()
+    code, out, _ = run("federate", "status", "--federation", tmp_path, "--json")
+    status = json.loads(out)
+    assert (status["running"], status["connected"], status["nodes"]) == (True, 1, 2)
+    assert (status["run"]["number"], status["run"]["state"]) == (5, "done")
+    (home / "serve.json").unlink()
+    out = run("federate", "status", "--federation", tmp_path)[1]
+    assert "the server does not run; 0 of 2 nodes connected" in out
+
+
 def test_a_model_that_is_no_better_than_chance_is_named(tmp_path: Path) -> None:
     """By the test points alone, so that a private run says so, too."""
     experiment = experiment_of(2, rounds=1)
