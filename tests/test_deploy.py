@@ -95,8 +95,8 @@ def test_the_services_commands_make_a_federation(tmp_path: Path) -> None:
     names, running = ("ada", "bob", "eve"), list[subprocess.Popen[bytes]]()
     for j, name in enumerate(names):
         part = slice(j * 400, (j + 1) * 400)
-        shard = {"inputs": dataset.inputs[part], "labels": dataset.labels[part]}
-        np.savez(fleet / f"nodes/{name}/{name}.npz", **shard)
+        path = fleet / f"nodes/{name}/{name}.npz"
+        np.savez(path, inputs=dataset.inputs[part], labels=dataset.labels[part])
     try:
         for name in ("server", "helper", *names):
             command = [str(BIN / "codedfedl"), "federate", *known[name]["command"]]

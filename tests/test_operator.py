@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -234,3 +235,34 @@ def test_a_log_has_a_line_for_each_record(capsys: pytest.CaptureFixture[str]) ->
         assert "\x1b" not in line
     finally:
         root.handlers[:], root.level = handlers, level
+
+
+class TestPrograms:
+    def test_lines_keep_their_level_and_lose_their_colours(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        pytest.importorskip("flwr")
+        from codedfedl.federate.flower.programs import Program
+
+        lines = ["\x1b[92mINFO \x1b[0m: hello", "\x1b[91mERROR\x1b[0m : Exit Code: 305", "why", ""]
+        script = f"print({chr(10).join(lines)!r})"
+        with caplog.at_level(logging.DEBUG):
+            program = Program("their-program", [sys.executable, "-c", script], tmp_path)
+            program.process.wait(60)
+            assert program.ended() == 0
+        assert list(program.said) == ["hello", "Exit Code: 305", "why"]
+        logged = [(each.levelname, each.getMessage()) for each in caplog.records]
+        assert logged == [("DEBUG", "hello"), ("ERROR", "Exit Code: 305"), ("ERROR", "why")]
+
+    def test_a_node_says_why_it_is_not_connected(self) -> None:
+        pytest.importorskip("flwr")
+        from codedfedl.federate.flower.supernode import reason_of_end
+
+        unknown = ["[code: 2004] Failed to activate SuperNode.", "Finished"]
+        why = reason_of_end(unknown, "server:1", "ada", connected=False, revoked=False)
+        assert "server:1 does not know the key of ada" in why
+        assert "codedfedl federate register ada.pub" in why
+        why = reason_of_end(unknown, "server:1", "ada", connected=False, revoked=True)
+        assert "its operator has revoked it" in why
+        why = reason_of_end(["out of memory"], "server:1", "ada", connected=True, revoked=False)
+        assert why == "the SuperNode of ada ended (out of memory)"

@@ -162,13 +162,14 @@ class Program:
         """Log what it writes as it is meant; a line without a level belongs to the one before."""
         assert self.process.stdout is not None
         level = "INFO"
-        for raw in self.process.stdout:
-            text = _ESCAPE.sub("", raw.decode("utf-8", "backslashreplace")).strip()
-            if match := _LEVEL.match(text):
-                level, text = match.groups()
-            if text:
-                self.said.append(text)
-                self._log.log(LEVELS[level], "%s", text)
+        with self.process.stdout as lines:
+            for raw in lines:
+                text = _ESCAPE.sub("", raw.decode("utf-8", "backslashreplace")).strip()
+                if match := _LEVEL.match(text):
+                    level, text = match.groups()
+                if text:
+                    self.said.append(text)
+                    self._log.log(LEVELS[level], "%s", text)
 
     def ended(self) -> int | None:
         """Return the code with which it ended, once all that it wrote is read; None before."""

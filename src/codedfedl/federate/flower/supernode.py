@@ -7,6 +7,7 @@ the node that only their user can read, and end together.
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -71,7 +72,9 @@ def run_answerer(access: Access, name: str, node: Answerer, home: Path, say: Say
             finally:
                 _clear(folder)
             revoked = LEFT in program.said if connected else revoked
-            why = _why(program, access.superlink, name, connected=connected, revoked=revoked)
+            why = reason_of_end(
+                program.said, access.superlink, name, connected=connected, revoked=revoked
+            )
             say(f"{why}; trying again in {AGAIN_SECONDS:g} s")
             time.sleep(AGAIN_SECONDS)
 
@@ -102,20 +105,22 @@ def _run(access: Access, name: str, node: Answerer, folder: Path, say: Say) -> t
         return program, connected
 
 
-def _why(program: Program, server: str, name: str, *, connected: bool, revoked: bool) -> str:
+def reason_of_end(
+    said: Sequence[str], server: str, name: str, *, connected: bool, revoked: bool
+) -> str:
     """Say why a SuperNode ended, as far as its last lines tell."""
     if revoked:
         return (
             f"{server} accepts the key of {name} no longer: its operator has revoked it; a new one "
             "is made with codedfedl federate key"
         )
-    if UNKNOWN in " ".join(program.said):
+    if UNKNOWN in " ".join(said):
         return (
             f"{server} does not know the key of {name}: its operator admits it with codedfedl "
             f"federate register {name}.pub; or it has revoked it, or still counts a {name} as "
             "connected that was killed, for a minute at most"
         )
-    why = program.said[-1] if program.said else "without a word"
+    why = said[-1] if said else "without a word"
     clock = (
         ""
         if connected
