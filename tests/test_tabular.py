@@ -294,3 +294,49 @@ def test_natural_federations_are_reproduced(tmp_path: Path, run: Run) -> None:
     for row in rows:
         assert row["final"][0] > row["baselines"]["pooled_linear"] - 0.1
         assert row["pooled"] == max(row["baselines"].values())
+
+
+class TestNew:
+    @pytest.mark.parametrize("goal", ["simulate", "compare", "federate"])
+    def test_the_experiment_runs(self, wards: Path, tmp_path: Path, run: Run, goal: str) -> None:
+        toml, given = tmp_path / "new.toml", ("--data", wards, "--client", "ward", "--goal", goal)
+        code, _, error = run("new", toml, *given)
+        assert code == 0, error
+        experiment = read_experiment(toml)
+        assert experiment.data.label == "label"  # the last column
+        assert experiment.clients(experiment.data.load()) == 4
+        assert len(experiment.schemes) == (4 if goal == "compare" else 1)
+        code, _, error = run("new", toml, *given)
+        assert code == 2
+        assert "exists" in error
+
+    def test_what_would_fail_later_is_refused(self, wards: Path, tmp_path: Path, run: Run) -> None:
+        out = tmp_path / "new.toml"
+        for option, value, message in (
+            ("--label", "lable", "has no column 'lable'"),
+            ("--fleet", "papre", "did you mean 'paper'"),
+        ):
+            code, _, error = run("new", out, "--data", wards, option, value)
+            assert code == 2
+            assert message in error
+            assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[fleet]\nseeds = [0]\n", "seeds is a top-level key: move it above the first table"),
+        ("epochs = 3\n", "epochs belongs to a table: write training.epochs"),
+    ],
+)
+def test_a_key_in_the_wrong_table(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "t.toml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_experiment(tmp_path / "t.toml")
+
+
+def test_resuming_with_another_setting_names_it(wards: Path) -> None:
+    document: dict[str, Any] = {"data": {"name": str(wards)}, "schemes": [{"name": "one-shot"}]}
+    simulate(document, out=wards.parent / "run")
+    with pytest.raises(InputError, match=r"with training.epochs = 100, not 7: resume it with"):
+        simulate(document | {"training": {"epochs": 7}}, out=wards.parent / "run", resume=True)

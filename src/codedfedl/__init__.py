@@ -18,7 +18,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from codedfedl.api import read_experiment, simulate
     from codedfedl.arrays import Array
-    from codedfedl.core.protocol import Ask, Description, Inbox, Info, Reply, Scheme, State, Task
+    from codedfedl.core.gradients import Gradient
+    from codedfedl.core.protocol import (
+        EACH,
+        SUM,
+        Ask,
+        Description,
+        Inbox,
+        Info,
+        Reply,
+        Scheme,
+        State,
+        Task,
+    )
     from codedfedl.core.waiting import Everyone, Fastest, Next, Until
     from codedfedl.core.work import Answer, Client, Work
     from codedfedl.data import Dataset, load_dataset
@@ -33,6 +45,7 @@ if TYPE_CHECKING:
     from codedfedl.fleet.maximum import expected_maximum
     from codedfedl.fleet.measured import MeasuredDelays, MixedDelays, read_measured
     from codedfedl.fleet.server import Server
+    from codedfedl.learning.optimisers import step
     from codedfedl.models import Model, load_model
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
     from codedfedl.planning.cold_start import ColdStart, plan_cold_start
@@ -53,6 +66,8 @@ __version__ = "0.2.0"
 
 __all__ = [
     "CFL",
+    "EACH",
+    "SUM",
     "Answer",
     "Array",
     "Ask",
@@ -75,6 +90,7 @@ __all__ = [
     "FedAvg",
     "Fit",
     "Fleet",
+    "Gradient",
     "Greedy",
     "Inbox",
     "Info",
@@ -118,12 +134,17 @@ __all__ = [
     "read_measured",
     "read_traces",
     "simulate",
+    "step",
 ]
 
 _MODULES = {
     "api": ("read_experiment", "simulate"),
     "arrays": ("Array",),
-    "core.protocol": ("Ask", "Description", "Inbox", "Info", "Reply", "Scheme", "State", "Task"),
+    "core.gradients": ("Gradient",),
+    "core.protocol": (
+        *("EACH", "SUM", "Ask", "Description", "Inbox", "Info", "Reply", "Scheme", "State", "Task"),
+    ),
+    "learning.optimisers": ("step",),
     "core.waiting": ("Everyone", "Fastest", "Next", "Until"),
     "core.work": ("Answer", "Client", "Work"),
     "data": ("Dataset", "load_dataset"),

@@ -12,6 +12,7 @@ from codedfedl.cli.audit import audit_command
 from codedfedl.cli.federate import federate_app
 from codedfedl.cli.fit import fit_command
 from codedfedl.cli.fleet import fleet_command
+from codedfedl.cli.new import new_command
 from codedfedl.cli.options import add_commands, documented
 from codedfedl.cli.plan import plan_command
 from codedfedl.cli.predict import export_command, predict_command
@@ -33,7 +34,7 @@ app = typer.Typer(
 add_commands(
     app,
     {
-        "Start here": {"demo": demo_command},
+        "Start here": {"demo": demo_command, "new": new_command},
         "Plan a fleet": {"plan": plan_command, "fit": fit_command, "fleet": fleet_command},
         "Simulate, on a virtual clock": {
             "simulate": simulate_command,
@@ -61,6 +62,7 @@ def tour(*, version: bool = False, debug: bool = False) -> None:
       codedfedl fleet --help              a fleet from public traces
       codedfedl plan fleet.csv            its plan
       codedfedl sweep --fleet fleet.csv   which redundancy is best for it
+      codedfedl new my.toml               an experiment on your own table
       codedfedl simulate my.toml          your own data, fleet and schemes
       codedfedl report RUN RUN            runs compared, in one page
       codedfedl audit RUN                 does what leaves reveal a record?

@@ -25,7 +25,7 @@ from codedfedl.io.files import lock, make_folder, read_json, replacing
 from codedfedl.io.tables import write_table
 from codedfedl.io.toml import read_toml
 from codedfedl.models import Model, save_model
-from codedfedl.runs.config import Experiment
+from codedfedl.runs.config import Experiment, flattened
 from codedfedl.runs.documents import check
 from codedfedl.runs.grid import CELLS, cells, cells_text
 from codedfedl.runs.status import Status, StatusFile, reason
@@ -274,10 +274,11 @@ class RunDirectory:
             document.pop("server")
             for key in _MAY_CHANGE:
                 (document["federation"] or {}).pop(key, None)
-        for key, value in now.items():
-            if before[key] != value:
+        old, new = flattened(before), flattened(now)
+        for key in {**old, **new}:
+            if old.get(key) != new.get(key):
                 raise InputError(
-                    f"{self.path} holds a run with {key} = {before[key]!r}, not {value!r}: "
+                    f"{self.path} holds a run with {key} = {old.get(key)!r}, not {new.get(key)!r}: "
                     "resume it with its own configuration, or choose another --out"
                 )
 

@@ -129,6 +129,8 @@ def _sentence(errors: Sequence[ErrorDetails], where: str, options: Mapping[str, 
     option = _option(key, options)
     if first["type"] == "extra_forbidden":
         hint = nearest(str(location[-1]), list(_table_at(location[:-1]).model_fields))
+        if len(location) == 1 or str(location[-1]) in Experiment.model_fields:
+            hint = _where_it_belongs(str(location[-1]), len(location) == 1) or hint
         below = next((known for known in options if known.startswith(f"{key}.")), "")
         return f"{option or options.get(below, where)}: unknown key {shortened(key)}: {hint}"
     if first["type"] == "missing":
@@ -137,6 +139,18 @@ def _sentence(errors: Sequence[ErrorDetails], where: str, options: Mapping[str, 
     wanted, *others = dict.fromkeys(_wanted(error) for error in same_value)
     wanted = ", or ".join([wanted, *(word.removeprefix("must be ") for word in others)])
     return f"{option or f'{where}: {key}'} is {shortened(first['input'])}: {wanted}"
+
+
+def _where_it_belongs(key: str, at_top: bool) -> str:
+    """Say in which table a key belongs that is in the wrong one; empty where there is none."""
+    if not at_top:
+        return f"{key} is a top-level key: move it above the first table"
+    tables = [
+        name
+        for name in ("data", "fleet", "features", "model", "training")
+        if key in table_keys(name)
+    ]
+    return f"{key} belongs to a table: write {tables[0]}.{key}" if len(tables) == 1 else ""
 
 
 _WANTED = {
