@@ -340,6 +340,38 @@ def test_what_cannot_be_weighed_is_not_paced(sentence: str, caplog: Any) -> None
     assert sentence in trained.unpaced
 
 
+class Growing(stock.FedAvg):
+    """FedAvg that names its arrays anew in the middle of a run."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if server_round == 4:
+            arrays = arrays_of(new=np.zeros(2, np.float32))
+        return arrays, metrics
+
+
+def test_arrays_that_change_between_rounds_end_pacing_and_not_the_run(
+    caplog: Any, tmp_path: Path
+) -> None:
+    """A late answer to the old model cannot be added to the new one."""
+
+    def answer(message: Message, _asked: int) -> RecordDict:
+        record = message.content["arrays"]
+        assert isinstance(record, ArrayRecord)
+        return reply_of({name: array.numpy() + 1 for name, array in record.items()})
+
+    grid = World([1, 2, 3], answer, lambda node, k: 4.0 if (node, k) == (2, 4) else 1.0)
+    strategy = fedavg(Growing)
+    trained = pace(
+        grid, strategy, deadline=2.0, journal=PacingJournal(tmp_path / "run", resume=False)
+    )
+    begin = arrays_of(x=np.zeros(2, np.float32))
+    result = strategy.start(grid=trained, initial_arrays=begin, num_rounds=9)
+    assert result.arrays["new"].numpy() == pytest.approx(4 + 2 / 3)  # one round is without node 2
+    assert "pacing is off from now on" in caplog.text
+    assert "replies with other arrays than it was sent ('x')" in trained.unpaced
+
+
 def test_a_node_with_a_nonsensical_clock_is_timed_by_the_server(caplog: Any) -> None:
     wrong = iter([float("nan"), -1.0, 3600.0, 0.5])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, Record
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
 from codedfedl.report.arrivals import LAST_ROUNDS, answers_figure
 from codedfedl.report.figures import page_svg
 from codedfedl.report.html import rendered
@@ -45,25 +45,19 @@ def paced_page(title: str, headline: str, rounds: _Rows, clients: _Rows, *, runn
 
 
 def _records(rounds: _Rows) -> list[Record]:
-    nodes = list(dict.fromkeys(node for facts in rounds for node in _named(facts)))
-    position = {node: j for j, node in enumerate(nodes)}
+    """Return what was asked in each round: nodes that were busy are not in its record."""
     records = []
     for facts in rounds:
-        outcome = np.full(len(nodes), NOT_ASKED, dtype=np.int8)
-        arrival_times = np.full(len(nodes), inf)
-        for kind, name in ((LATE, "missing"), (DROPPED, "lost")):
-            outcome[[position[node] for node in facts[name]]] = kind
-        for answer in facts["answers"]:
-            if not answer["late"]:
-                outcome[position[answer["node"]]] = ARRIVED
-                arrival_times[position[answer["node"]]] = answer["seconds"]
+        arrived = [answer["seconds"] for answer in facts["answers"] if not answer["late"]]
+        outcome = np.repeat(
+            np.array([ARRIVED, LATE, DROPPED], np.int8),
+            [len(arrived), len(facts["missing"]), len(facts["lost"])],
+        )
+        arrival_times = np.full(len(outcome), inf)
+        arrival_times[: len(arrived)] = arrived
         deadline = facts["seconds"] if facts["deadline"] is None else facts["deadline"]
-        loads = (outcome != NOT_ASKED).astype(np.int64)
+        loads = np.ones(len(outcome), np.int64)
         records.append(
             Record(facts["round"] - 1, deadline, facts["seconds"], loads, outcome, arrival_times)
         )
     return records
-
-
-def _named(facts: dict[str, Any]) -> list[Any]:
-    return [*(a["node"] for a in facts["answers"]), *facts["missing"], *facts["lost"]]
