@@ -225,6 +225,7 @@ class Pacer:
         examples = {n: float(self.times[n].examples or 0.0) for n in known}
         everybody = sum(examples.values()) or 1.0
         arrived = sum(answer.examples for answer in counted)
+        usual = sum(self.times[n].part * examples[n] for n in known) / everybody
         typical = self._typical_length(counted)
         for answer in counted:
             answer.factor = 1.0
@@ -235,7 +236,7 @@ class Pacer:
                 passes = 1 / (answer.share or self.times[answer.node].part)
                 if answer.length and (reach := self.times[answer.node].reach) is not None:
                     passes = min(passes, max(1.0, reach * typical / answer.length))
-                weight = min(inverse, self.cap) * min(passes, self.cap)
+                weight = min(inverse, self.cap) * min(usual * passes, self.cap)
                 answer.factor = arrived / everybody * weight
         self._calibrate({a.node for a in counted}, known)
         return current
