@@ -115,7 +115,7 @@ def experiment_of(
     return check(
         {
             "data": {"name": "digits", "batches": more.pop("batches", 1)},
-            "features": {"n_components": 64, "sigma": 2.0},
+            "features": {"kind": "fourier", "n_components": 64, "sigma": 2.0},
             "training": {"step": 2.0, "epochs": 10, "ridge": 9e-6},
             "schemes": [scheme or {"name": "coded", "redundancy": 0.2}],
             "federation": {**table, **more},

@@ -44,6 +44,7 @@ def newton_state(
     task = Task(Workload(features, 2), 10, np.array([held]), 200, Schedule(), 1e-2)
     scheme = CodedNewton(setup_deadline=1e4, deadline=1e4, rounds=200, damped=damped)
     state = scheme.start(task, fleet, np.zeros((features, 2), np.float32))
+    state = scheme.receive(state, everyone())  # nobody says how many points of each class it has
     replies = []
     for j, (x, y) in enumerate(shards):
         if held[j] >= 10:

@@ -328,7 +328,7 @@ class TestNewton:
         found = played(
             small(
                 training=TRAINING,
-                schemes=[{"name": "coded-newton", "replan": 50, "rounds": 1}],
+                schemes=[{"name": "coded-newton", "replan": 50, "rounds": 1, "excess": 0.05}],
                 fleet={"slower": 12.0},
             )
         )
@@ -361,16 +361,19 @@ class TestNewton:
             self.played_on(scheme | more, fleet | known)
             for more, known in (({}, {"foreseen": True}), ({}, {}), ({"extended": False}, {}))
         )
-        setups = [[one for one in s.records if one.is_setup] for s in (foreseen, found, kept)]
+        setups = [  # the first asks for label counts
+            [one for one in s.records if one.is_setup][1:] for s in (foreseen, found, kept)
+        ]
         assert [len(one) for one in setups] == [1, 2, 1]
         right, first = setups[0][0].seconds, setups[2][0].seconds
-        assert setups[1][0].seconds == first == pytest.approx(right / 3, rel=1e-6)
-        assert setup_seconds_of(found) == pytest.approx(right, rel=0.3)
+        assert setups[1][0].seconds == first == pytest.approx(right / 3, rel=0.25)
+        assert sum(one.seconds for one in setups[1]) == pytest.approx(right, rel=0.3)
         points = [s.facts["embedded_points"] for s in (foreseen, found, kept)]
 
         assert points[0] > points[1] > 1.4 * points[2]
         hours = round_columns(found.records)["total_hours"]
-        assert hours[0] == pytest.approx(first / 3600)  # there is a model in between
+        counting = found.records[0].seconds
+        assert hours[0] == pytest.approx((counting + first) / 3600)  # there is a model in between
         assert hours[1] == pytest.approx(setup_seconds_of(found) / 3600)
 
     def test_more_parity_joins_what_was_sent(self) -> None:
@@ -462,10 +465,11 @@ class TestFederation:
             return (1.6 if question == "embedded" else 0.4) + 0.01 * client
 
         scheme = {"name": "coded-newton", "setup_deadline": 2.0, "mixing": 10, "replan": 2}
+        scheme |= {"rounds": 12}  # in some of which nobody is free to be asked
         experiment = experiment_of(4, 12, scheme, deadline=None, probes=4)
         grid = transport_of(experiment, tmp_path / "nodes", Script(delay))
         directory = RunDirectory(tmp_path / "run")
-        grid.crash_after = 12
+        grid.crash_after = 10
         with pytest.raises(KeyboardInterrupt):
             federate(grid, experiment, directory, lambda _: None)
         grid.crash_after = None

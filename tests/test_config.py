@@ -27,7 +27,7 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
     assert experiment.data.name == "digits"
     assert experiment.fleet.k1 == 0.5
     assert experiment.seeds == [1, 2]
-    assert (experiment.features.n_components, experiment.features.sigma) == (500, "auto")
+    assert (experiment.features.n_components, experiment.features.sigma) == ("auto", "auto")
     assert (experiment.training.step, experiment.ridge(50)) == ("auto", 1e-4)
 
 

@@ -75,7 +75,7 @@ class TestClassifier:
     def test_is_the_simulation(self) -> None:
         """The estimator and an experiment of the same points, clients and seed: the same model."""
         experiment = small(
-            features={"n_components": 60, "sigma": 2.0},
+            features={"kind": "fourier", "n_components": 60, "sigma": 2.0},
             data={"name": "digits", "batches": 1, "partition": "iid"},
             training={"epochs": 5, "step": 1.0, "decay": 1.0, "ridge": 1e-4},
             schemes=[{"name": "coded", "redundancy": 0.2}],
@@ -91,6 +91,7 @@ class TestClassifier:
         model = CodedFedLClassifier(
             Coded(redundancy=0.2),
             fleet=setting.timeline.clock.fleet,
+            features="fourier",
             n_components=60,
             sigma=2.0,
             epochs=5,

@@ -187,7 +187,7 @@ def digits(clients: int, rounds: int, seed: int = 0, **scheme: Any) -> Experimen
         {
             "data": {"name": "digits"},
             "seeds": [seed],
-            "features": {"n_components": 300, "sigma": 2.0},
+            "features": {"kind": "fourier", "n_components": 300, "sigma": 2.0},
             "training": {"step": 4.0, "epochs": rounds, "ridge": 9e-6},
             "schemes": [{"name": "coded", **scheme}],
             "federation": {
@@ -275,7 +275,7 @@ def test_simulated_clients_far_slower_than_planned_count_too() -> None:
         {
             "data": {"name": "digits"},
             "fleet": {"clients": 10, "slower": 30.0, "slower_share": 0.5},
-            "features": {"n_components": 300, "sigma": 2.0},
+            "features": {"kind": "fourier", "n_components": 300, "sigma": 2.0},
             "training": {"step": 4.0, "epochs": 30, "ridge": 9e-6},
             "schemes": [
                 {"name": "uncoded"},

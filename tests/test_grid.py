@@ -236,7 +236,8 @@ class TestSharing:
 
     def test_sigma_from_the_data(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")
-        simulate(small(schemes=SCHEMES, features={"n_components": 60, "sigma": "auto"}), directory)
+        features = {"kind": "fourier", "n_components": 60, "sigma": "auto"}
+        simulate(small(schemes=SCHEMES, features=features), directory)
         facts = pyarrow.parquet.read_table(directory.path / "settings.parquet").to_pydict()
         assert facts["sigma"] == pytest.approx([1.53, 1.53], abs=0.01)
         assert directory.experiment().features.sigma == "auto"

@@ -36,7 +36,7 @@ ROUNDS = 1500
 SMALL: dict[str, Any] = {
     "data": {"name": "digits", "batches": 1},
     "fleet": {"clients": 4},
-    "features": {"n_components": 8, "sigma": 2.0},
+    "features": {"kind": "fourier", "n_components": 8, "sigma": 2.0},
     "training": {"epochs": ROUNDS, "step": 0.5, "target": 0.5},
     "schemes": [{"name": "uncoded"}, {"name": "coded", "redundancy": 0.2}],
 }

@@ -61,6 +61,7 @@ def counted(
 def summed(plain: Any, scheme: CodedNewton) -> tuple[SummedState, CodedNewton]:
     """Return the state of the plain scheme after its set-up, for the form on sums."""
     known = {name: value for name, value in vars(plain).items() if name != "represented_points"}
+    known |= {"by_class": None, "weights": np.ones(plain.task.clients)}
     work = GradientDelta(Embedded(), SCALE, {})
     loads = np.asarray(plain.task.held)
     return SummedState(**known, work=work, loads=loads), replace(scheme, secure=True)

@@ -107,7 +107,7 @@ class TestFastSums:
 
     def test_float32_gradients_are_within_1e_5_of_float64(self) -> None:
         """Relative to the gradient at the start, on a model half-way to the optimum."""
-        run = simulation(small(features={"n_components": 500, "sigma": 2.0}))
+        run = simulation(small(features={"kind": "fourier", "n_components": 500, "sigma": 2.0}))
         batch = run.problem.batches[0]
         model = Quadratic.of(batch.features, batch.targets).minimum(1.0).astype(np.float32) / 2
         loads = run.settings[0].state.task.points[0]
@@ -274,7 +274,7 @@ def test_pseudocode_computes_the_same_model() -> None:
 
     experiment = small(
         fleet={"clients": pseudocode.CLIENTS},
-        features={"n_components": pseudocode.Q, "sigma": pseudocode.SIGMA},
+        features={"kind": "fourier", "n_components": pseudocode.Q, "sigma": pseudocode.SIGMA},
         training={"epochs": pseudocode.EPOCHS, "step": pseudocode.STEP, "ridge": 9e-6},
         schemes=[{"name": "coded", "redundancy": pseudocode.REDUNDANCY}],
     )
@@ -393,7 +393,7 @@ class TestRegression:
         np.savez(tmp_path / "own.npz", inputs=inputs, labels=labels)
         experiment = small(
             data={"name": str(tmp_path / "own.npz"), "batches": 1},
-            features={"n_components": 200, "sigma": 1.0},
+            features={"kind": "fourier", "n_components": 200, "sigma": 1.0},
             training={"epochs": 1000, "step": 2.0, "ridge": 1e-6, "target": 0.8},
             schemes=[{"name": "coded", "redundancy": 0.2}, {"name": "one-shot"}],
         )
@@ -416,7 +416,7 @@ def test_pytorch_gives_the_same_models() -> None:
     pytest.importorskip("torch")
     experiment = small()
     config = experiment.features
-    features = RandomFourier(config.n_components, config.known_sigma, 0)
+    features = RandomFourier(config.components(0), config.known_sigma, 0)
     found = []
     for device in ("cpu", "torch"):
         problem, task, fleet = prepare(experiment, load_dataset("digits"), 0, features, device)

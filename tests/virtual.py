@@ -27,7 +27,7 @@ __all__ = [
 SMALL: dict[str, Any] = {
     "data": {"name": "digits", "batches": 2},
     "fleet": {"clients": 6},
-    "features": {"n_components": 60, "sigma": 2.0},
+    "features": {"kind": "fourier", "n_components": 60, "sigma": 2.0},
     "training": {"epochs": 4, "step": 2.0, "ridge": 9e-6, "target": 0.5},
     "schemes": [
         {"name": "uncoded"},
@@ -48,7 +48,7 @@ def experiment_of(schemes: Sequence[dict[str, Any]], **changes: Any) -> Experime
     tables: dict[str, Any] = {
         "data": {"name": "digits", "batches": 2},
         "fleet": {"clients": 6},
-        "features": {"n_components": 40, "sigma": 2.0},
+        "features": {"kind": "fourier", "n_components": 40, "sigma": 2.0},
         "training": {"epochs": 3, "step": 2.0, "ridge": 9e-6, "target": 0.5},
         "schemes": list(schemes),
     }
@@ -60,7 +60,7 @@ def simulation_of(
 ) -> Simulation:
     """Return a simulation of schemes, by their labels, that share a task and a fleet."""
     experiment = experiment_of([{"name": "uncoded"}], **changes)
-    features = RandomFourier(experiment.features.n_components, 2.0, seed)
+    features = RandomFourier(experiment.features.components(0), 2.0, seed)
     problem, task, fleet = prepare(experiment, load_dataset("digits"), seed, features, "cpu")
     made: list[Contender] = entries(task, fleet, schemes)
     return Simulation(problem, made, seed, fast=fast)
@@ -79,7 +79,7 @@ def small(**changes: Any) -> Experiment:
 
 def simulation(experiment: Experiment, seed: int = 0) -> Simulation:
     config = experiment.features
-    features = RandomFourier(config.n_components, config.known_sigma, seed)
+    features = RandomFourier(config.components(0), config.known_sigma, seed)
     problem, task, fleet = prepare(experiment, load_dataset("digits"), seed, features, "cpu")
     return Simulation(problem, entries(task, fleet, experiment.build_schemes()), seed)
 

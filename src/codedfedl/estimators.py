@@ -37,6 +37,7 @@ from codedfedl.learning.features import (
     Encoder,
     FeatureMap,
     Tiles,
+    components_for,
     encoder_of,
     feature_map,
     map_settings,
@@ -74,8 +75,8 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         scheme: str | Scheme = "coded-newton",
         *,
         fleet: Fleet | Devices | str | Path | None = None,
-        features: Any = "fourier",
-        n_components: int = 500,
+        features: Any = "structured",
+        n_components: int | None = None,
         sigma: float | None = None,
         image: tuple[int, int, int] | None = None,
         ridge: float = 1e-4,
@@ -104,7 +105,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         """Simulate the federation on these points, and keep the results."""
         seed = self._seed()
         # Far from 0, float32 would not tell points apart; an RBF kernel is shift-invariant.
-        shifted = self._features(1.0, seed).shift_invariant and not self._is_private
+        shifted = self._features(1.0, seed, len(points)).shift_invariant and not self._is_private
         self.center_ = points.mean(axis=0) if shifted else np.zeros(points.shape[1])
         near = points - self.center_
         scored = np.sort(stream(seed, "subset").permutation(len(points))[:SCORED_POINTS])
@@ -112,7 +113,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         dealt = deal_to(self.fleet, clients, dataset.labels, seed)
         self.sigma_ = typical_sigma(near) if self.sigma is None else float(self.sigma)
         how = {name: getattr(self, name) for name in ("batches", "epochs", "step", "ridge")}
-        given = self._features(self.sigma_, seed)
+        given = self._features(self.sigma_, seed, len(points))
         trained = train(dataset, dealt, given, self.scheme, **how, seed=seed)
         self.feature_map_, self.coef_ = trained.features, trained.weights
         self.fleet_, self.plan_ = trained.fleet, trained.plan
@@ -143,10 +144,11 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
             points = self.encoder_.transform(points).astype(np.float64)
         return points, labels
 
-    def _features(self, sigma: float, seed: int) -> FeatureMap:
+    def _features(self, sigma: float, seed: int, points: int) -> FeatureMap:
         """Return the feature map of the points that `_inputs` returns."""
         if self.encoder_ is None:
-            return feature_map(self.features, self.n_components, sigma, seed, Tiles(self.image))
+            size = self.n_components or components_for(points)
+            return feature_map(self.features, size, sigma, seed, Tiles(self.image))
         known = self.operations is not None or self.encoder_.digest
         return Encoded(self.encoder_.macs(getattr(self, "n_features_in_", 1)) if known else 0)
 
@@ -154,7 +156,7 @@ class _CodedFedL(BaseEstimator):  # type: ignore[misc]
         """Check the parameters before any work; return the seed."""
         for name, (least, kinds, wanted) in _LIMITS.items():
             value = getattr(self, name)
-            if value is None and name in ("sigma", "operations"):
+            if value is None and name in ("n_components", "sigma", "operations"):
                 continue
             if not isinstance(value, kinds) or not least <= value < np.inf:
                 raise InputError(f"{name} is {value!r}: must be {wanted}")
@@ -222,13 +224,14 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
         thirty, or as many as `fit` names, or fewer if there is little data; from the paper's
         fastest processor and link to the slowest.
     features
-        ``fourier``, ``structured`` (cheaper on the clients), ``patches`` (of images) or
+        ``structured``, ``fourier`` (dearer for the clients), ``patches`` (of images) or
         ``identity`` (a linear model). Or a frozen encoder that every client has: a fitted
         transformer or pipeline, an ONNX file, or a function as ``module:function``, whose outputs
         a linear model is trained on. A transformer's outputs are taken as they are, those of the
         others are scaled to length 1.
     n_components
-        Number of features; ``patches`` has at most as many as its grid allows.
+        Number of features, by default a quarter of the points, from 500 to 2,000; ``patches`` has
+        at most as many as its grid allows.
     sigma
         Width of the RBF kernel; half the typical distance between two points if None, which a
         private scheme refuses.

@@ -4,6 +4,7 @@ from array_api_compat import array_namespace
 
 from codedfedl.arrays import Array
 
+ENOUGH_SHARE = 0.0025  # Of what the optimum explains: 99% of it are met with room to spare.
 EXPLAINED_FACTOR = 0.1  # An excess is relative to a tenth of what the optimum explains, if less.
 MIN_EXCESS_SHARE = 1e-3  # Data that explain nothing still allow this share of an excess.
 
@@ -39,15 +40,17 @@ def r_squared(predictions: Array, targets: Array) -> Array:
     return 1 - residual / total
 
 
-def telling_excess(excess: float, explained: float) -> float:
+def telling_excess(excess: float | None, explained: float) -> float:
     """Return an excess over the optimum's loss, smaller where the optimum explains little.
 
     Where most of the loss is irreducible, an excess that is small beside it may be everything that
-    can be learned.
+    can be learned. With None it is a small share of what the optimum explains.
 
     Parameters
     ----------
     explained
         How far the objective falls from no model to the optimum, relative to the optimum's.
     """
+    if excess is None:
+        return ENOUGH_SHARE * max(explained, MIN_EXCESS_SHARE)
     return excess * min(1.0, max(EXPLAINED_FACTOR * explained, MIN_EXCESS_SHARE))

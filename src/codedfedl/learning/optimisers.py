@@ -32,11 +32,14 @@ class Schedule:
         The first step size (the paper's μ).
     decay
         What it is multiplied by at each of `decay_epochs`, counted from 0.
+    chosen
+        Whether somebody asked for these steps.
     """
 
     step: float = 6.0
     decay: float = 0.8
     decay_epochs: tuple[int, ...] = (40, 65)
+    chosen: bool = True
 
     def __post_init__(self) -> None:
         if not self.step > 0:
@@ -47,6 +50,11 @@ class Schedule:
     def at(self, epoch: int) -> float:
         """Return the step size of an epoch."""
         return self.step * self.decay ** sum(epoch >= when for when in self.decay_epochs)
+
+
+def chosen_optimiser(name: str, *, steps: bool) -> str:
+    """Return the name of an optimiser; ``auto`` is gradient descent where `steps` are asked for."""
+    return {True: "gd", False: "block-cg"}[steps] if name == "auto" else name
 
 
 def step(model: Array, total: Array, points: float, size: float, ridge: float) -> Array:

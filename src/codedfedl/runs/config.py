@@ -41,6 +41,9 @@ USUAL_RIDGE = 1e-4
 TABLE_EXCESS = 0.02
 """Of `coded-newton` on a table: of what is left unexplained, 20% would be more than the signal."""
 
+UNKNOWN_POINTS = 2000
+"""Points that features are chosen for where nobody knows how many there will be."""
+
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as NumPy's RandomState takes it
 
 
@@ -117,6 +120,7 @@ class Experiment(Section):
         seed: int | None = None,
         scheme: SchemeConfig | None = None,
         image: tuple[int, int, int] | None = None,
+        points: int = UNKNOWN_POINTS,
     ) -> FeatureMap:
         """Return the feature map of a scheme: its own kind, or the experiment's.
 
@@ -126,6 +130,8 @@ class Experiment(Section):
             By default the first.
         image
             Height, width and channels of the data's images, if known.
+        points
+            That are trained on, where the number of features follows from it.
         """
         config = self.features
         kind = (scheme or self.schemes[0]).features or config.kind
@@ -138,7 +144,7 @@ class Experiment(Section):
                 "numbers: choose features.kind = 'encoder'"
             )
         tiles = config.tiles(image)
-        return feature_map(kind, config.n_components, config.known_sigma, seed, tiles)
+        return feature_map(kind, config.components(points), config.known_sigma, seed, tiles)
 
     def encoder(self) -> Encoder | None:
         """Return the encoder that `features.encoder` names; None where it names none."""
@@ -201,7 +207,13 @@ class Experiment(Section):
             step = STEP_OF_NETWORKS
         elif step == "auto":
             step = safe_step(features, config.ridge or 0.0, points)
-        return Schedule(step, config.decay, tuple(config.decay_epochs))
+        return Schedule(step, config.decay, tuple(config.decay_epochs), self.descends)
+
+    @property
+    def descends(self) -> bool:
+        """Whether steps along gradients are asked for, as in the paper, or all that there is."""
+        training, other = self.training, self.model.kind != "linear" or self.federation is not None
+        return training.step != "auto" or bool(training.decay_epochs) or other
 
     def clients(self, dataset: Dataset) -> int:
         """Return how many clients a built-in fleet has: as many as the data name, or 30."""

@@ -19,6 +19,7 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import void_settings
 from codedfedl.io.names import nearest, shortened
+from codedfedl.learning.optimisers import chosen_optimiser
 from codedfedl.runs.config import USUAL_CLIENTS, USUAL_RIDGE, Experiment, distinct_labels, flattened
 from codedfedl.runs.documents import check, modules_of, parse_value, set_key, table_keys
 from codedfedl.runs.sections import SchemeConfig
@@ -151,7 +152,10 @@ def _cell(experiment: Experiment, group: str, values: dict[str, Any]) -> Cell:
         redundancy=config.settings.get("redundancy"),
         scheme=config.plain_name,
         features=features,
-        optimiser=str(getattr(scheme, "optimiser", scheme.info.solver)),
+        optimiser=chosen_optimiser(
+            str(getattr(scheme, "optimiser", scheme.info.solver)),
+            steps=experiment.descends,
+        ),
         disclosure=[kind.value for kind in Disclosure if kind in scheme.disclosure],
         baseline=scheme.info.baseline,
         featured=scheme.info.featured,

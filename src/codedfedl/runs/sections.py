@@ -9,7 +9,7 @@ from codedfedl.data.files import TABLES
 from codedfedl.data.loading import FOLDS
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.learning.features import FEATURE_KINDS, Tiles
+from codedfedl.learning.features import FEATURE_KINDS, Tiles, components_for
 from codedfedl.learning.learner import Learner, LeastSquares
 from codedfedl.schemes import Scheme, make_scheme, scheme_class
 
@@ -148,7 +148,7 @@ class FeaturesConfig(Section):
         ``fourier``, ``structured``, ``patches``, ``identity``, ``encoder``, or ``module:Class``, a
         map of one's own. A scheme may have its own.
     n_components
-        Number of features.
+        Number of features; ``auto`` is as many as the points bear (`components_for`).
     sigma
         Width of the kernel; ``auto`` is half the typical distance between two points.
     image, patch, stride, pool
@@ -162,8 +162,8 @@ class FeaturesConfig(Section):
         Whether the encoder's outputs are divided by their norm.
     """
 
-    kind: FeatureKind = "fourier"
-    n_components: int = Field(500, ge=1)
+    kind: FeatureKind = "structured"
+    n_components: PositiveInt | Literal["auto"] = "auto"
     sigma: Annotated[float, Field(gt=0, le=1e100)] | Literal["auto"] = "auto"
     image: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     patch: PositiveInt | None = None
@@ -176,6 +176,10 @@ class FeaturesConfig(Section):
     def tiles(self, image: tuple[int, int, int] | None = None) -> Tiles:
         """Return how images are cut; `image` is what the data say of their shape."""
         return Tiles(self.image or image, self.patch, self.stride, self.pool)
+
+    def components(self, points: int) -> int:
+        """Return the number of features for so many points."""
+        return components_for(points) if self.n_components == "auto" else self.n_components
 
     @property
     def known_sigma(self) -> float:

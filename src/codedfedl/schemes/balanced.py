@@ -19,16 +19,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, FloatArray, IntArray, to_host
-from codedfedl.core.client import Counts, FirstGradient
+from codedfedl.arrays import Array, FloatArray, IntArray
+from codedfedl.core.client import FirstGradient
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import EACH, Ask, Inbox, Info, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.fitting.drift import check_replan
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.cold_start import plan_embedding
-from codedfedl.planning.strata import represented_points, sampling_excess, shift_within
-from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState, counts_of, waited
+from codedfedl.planning.strata import sampling_excess
+from codedfedl.schemes.by_class import ByClass, ahead, ask_counts
+from codedfedl.schemes.embedded_loads import EmbeddedLoads, EmbeddedState
 
 __all__ = ["Balanced", "BalancedState"]
 
@@ -42,10 +43,8 @@ class BalancedState(EmbeddedState):
 
     Attributes
     ----------
-    counts : array of shape (n, s), optional
-        Each client's points by class; None if nobody is asked.
-    shift
-        ρ, how much a client's points differ from others of their class.
+    by_class : optional
+        Label counts; None until they are there, or if nobody is asked.
     represents : array of shape (n,), optional
         For how many points each client answers; by default all that it holds.
     grown : array of shape (n,), optional
@@ -54,8 +53,7 @@ class BalancedState(EmbeddedState):
         Loads before they grew the last time.
     """
 
-    counts: FloatArray | None = None
-    shift: float = 0.0
+    by_class: ByClass | None = None
     represents: FloatArray | None = None
     grown: IntArray | None = None
     smaller: IntArray | None = None
@@ -94,7 +92,7 @@ class Balanced(EmbeddedLoads):
         chosen = optimiser(self.info.name, self.optimiser, same_points=True)
         return BalancedState(task, model, optimiser=chosen, setup_deadline=setup_deadline)
 
-    def by_class(self, task: Task) -> bool:
+    def counts_classes(self, task: Task) -> bool:
         """Return whether clients say how many points of each class they hold.
 
         Not where the server sees sums alone, nor for a loss whose first gradients show no classes.
@@ -103,31 +101,31 @@ class Balanced(EmbeddedLoads):
 
     def ask(self, state: BalancedState) -> Ask | None:
         """Ask for counts first."""
-        if self.by_class(state.task) and state.counts is None:
-            return Ask(Counts(), Everyone(), combine=EACH, setup=True)
+        if self.counts_classes(state.task) and state.by_class is None:
+            return ask_counts()
         return super().ask(state)
 
     def receive(self, state: BalancedState, inbox: Inbox) -> BalancedState:
         """Plan again with the counts."""
-        if not self.by_class(state.task) or state.counts is not None:
+        if not self.counts_classes(state.task) or state.by_class is not None:
             return super().receive(state, inbox)  # type: ignore[no-any-return]
-        state = replace(state, counts=counts_of(inbox.replies, state.task))
+        state = replace(state, by_class=ByClass.of(inbox.replies, state.task))
         if state.seconds_a_point is None:
             return state
         planned = self._planned(state, state.seconds_a_point)
-        left = max(planned - waited(inbox), planned / 2)  # they embed while others send counts
+        left = max(planned - float(ahead(inbox).max()), planned / 2)
         return replace(state, setup_deadline=left)
 
     def ask_round(self, state: BalancedState) -> Ask:
         """Ask everybody for the gradient over what it has."""
-        if self.by_class(state.task) and state.represents is None:
+        if self.counts_classes(state.task) and state.represents is None:
             return Ask(FirstGradient(grows=False), Everyone(), combine=EACH)
         work = replace(self.work, grows=state.grown is not None, represents=state.represents)
         return Ask(work, Everyone(), state.grown, model=state.question)
 
     def receive_round(self, state: BalancedState, inbox: Inbox) -> BalancedState:
         """Take a step of the optimiser; every so many rounds, let loads grow if they must."""
-        if self.by_class(state.task) and state.represents is None:
+        if self.counts_classes(state.task) and state.represents is None:
             return self._first_step(state, inbox)
         state = replace(state.descended(inbox.total(), state.held), grown=None)
         seen = inbox.timings
@@ -139,23 +137,12 @@ class Balanced(EmbeddedLoads):
 
     def _first_step(self, state: BalancedState, inbox: Inbox) -> BalancedState:
         """Weight clients by how far their class sums agree, and take a step along the sums."""
-        task, clients = state.task, [reply.client for reply in inbox.replies]
-        assert state.counts is not None
-        points = np.zeros(task.clients, dtype=np.int64)
-        points[clients] = [reply.points for reply in inbox.replies]
-        shares = points[clients] / task.held[clients]  # answers are as heavy as all points
-        sums = [-to_host(reply.arrays["gradient"]).T for reply in inbox.replies]
-        counted = state.counts[clients]
-        regression = task.workload.labels == 1
-        seen = points[clients, None].astype(float) if regression else counted * shares[:, None]
-        shift = shift_within(
-            np.array(sums) * shares[:, None, None],
-            seen,
-            float(sum(to_host(reply.arrays["squares"])[0] for reply in inbox.replies)),
-            mix=counted / counted.sum(1, keepdims=True) if regression else None,
-        )
-        represents = represented_points(state.counts, points, shift)
-        state = replace(state, shift=shift, represents=represents)
+        task, points = state.task, np.zeros(state.task.clients, dtype=np.int64)
+        points[[reply.client for reply in inbox.replies]] = [r.points for r in inbox.replies]
+        assert state.by_class is not None
+        by_class = state.by_class.after_sums(inbox.replies, task)
+        represents = by_class.represented(points)
+        state = replace(state, by_class=by_class, represents=represents)
         total = sum(
             float(represents[reply.client] / task.held[reply.client]) * reply.arrays["gradient"]
             for reply in inbox.replies
@@ -164,13 +151,17 @@ class Balanced(EmbeddedLoads):
 
     def _planned(self, state: BalancedState, seconds: FloatArray) -> float:
         """Return how long the set-up of clients takes that embed a point in some seconds."""
-        held, features = state.task.held, state.task.workload.features
-        return plan_embedding(seconds, held, features, self.excess, state.counts, state.shift)
+        held, features, classes = state.task.held, state.task.workload.features, state.by_class
+        given = (None, 0.0) if classes is None else (classes.counts, classes.shift)
+        return plan_embedding(seconds, held, features, self.excess, *given)
 
     def _grown(self, state: BalancedState, points: IntArray) -> BalancedState:
         """Let loads grow that are too small, unless the last time brought nothing."""
         held, features = state.task.held, state.task.workload.features
-        excess = sampling_excess(held.astype(float), points, features, state.counts, state.shift)
+        if state.by_class is None:
+            excess = sampling_excess(held.astype(float), points, features)
+        else:
+            excess = state.by_class.excess(points, features)
         if excess <= _FAR_OFF * self.excess:
             return state
         if state.smaller is not None and (points == state.smaller).all():
@@ -180,6 +171,6 @@ class Balanced(EmbeddedLoads):
         factor = min(max(seconds / state.setup_deadline, 1.0), _GROWTH)
         grown = np.minimum(np.ceil(factor * embedded).astype(np.int64), held)
         state = replace(state, grown=grown, smaller=points, question=None, memory=None)
-        if state.counts is None:
+        if state.by_class is None:
             return state
-        return replace(state, represents=represented_points(state.counts, grown, state.shift))
+        return replace(state, represents=state.by_class.represented(grown))

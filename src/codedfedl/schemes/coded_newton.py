@@ -39,10 +39,10 @@ from codedfedl.fitting.drift import Timings, check_replan
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet, fleet_of
 from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
-from codedfedl.learning.metrics import telling_excess
 from codedfedl.learning.sketch import Sketch, damping
 from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.random import stream
+from codedfedl.schemes.by_class import ByClass, ahead, ask_counts
 from codedfedl.schemes.newton_on_sums import PlannedSums, SummedState, ask_changes, with_sum
 from codedfedl.schemes.newton_pace import (
     Pace,
@@ -51,17 +51,13 @@ from codedfedl.schemes.newton_pace import (
     replanned,
     with_extension,
 )
-from codedfedl.schemes.newton_state import (
-    NewtonState,
-    anchored,
-    double,
-    newton_step,
-    total_ridge,
-)
+from codedfedl.schemes.newton_state import NewtonState, total_ridge
+from codedfedl.schemes.newton_step import anchored, double, newton_step, started
 from codedfedl.schemes.sketch_solve import (
     Block,
     block_facts,
     blocks_of,
+    by_class_of,
     check_mixing,
     joined,
     stacked,
@@ -69,6 +65,11 @@ from codedfedl.schemes.sketch_solve import (
 
 __all__ = ["CodedNewton"]
 
+_PATIENCE_RATIO = (
+    3.0  # to the mean time of the slowest link: label counts are not waited for longer
+)
+PLANNED_EXCESS = 0.2  # Before parity shows how much there is to explain.
+_GROWTH = 1.25  # times the points that all clients have embedded: then weights are set anew
 MAX_LATE_SHARE = 1 / 12  # Of the rows decomposed: more late rows are decomposed, not updated.
 
 
@@ -80,7 +81,9 @@ class CodedNewton(Scheme):
     ----------
     excess
         Target relative excess of the ridge objective over its optimum, for which the set-up is
-        planned; or of a tenth of what the optimum explains, if that is less.
+        planned; or of a tenth of what the optimum explains, if that is less. By default the set-up
+        is planned for 0.2, and rounds go on until 99% of what the optimum explains is reached, as
+        parity and answers show.
     mixing
         Points mixed into every parity row.
     nonzeros
@@ -105,7 +108,7 @@ class CodedNewton(Scheme):
         False uses the parity's Hessian undamped, which diverges; for demonstration only.
     """
 
-    excess: float = 0.2
+    excess: float | None = None
     mixing: int = LEAST_MIXING
     nonzeros: int | None = None
     bits: int = 16
@@ -119,7 +122,7 @@ class CodedNewton(Scheme):
 
     info: ClassVar[Info] = Info(
         "coded-newton",
-        disclosure=frozenset({Disclosure.MIXED, Disclosure.GRADIENTS}),
+        disclosure=frozenset({Disclosure.MIXED, Disclosure.GRADIENTS, Disclosure.COUNTS}),
         secure_disclosure=frozenset({Disclosure.MIXED, Disclosure.SUMS}),
         solver="newton",
         solves=True,
@@ -136,6 +139,11 @@ class CodedNewton(Scheme):
     def parity(self, nonzeros: int) -> BlockParity:
         """Return what every client sends once."""
         return BlockParity(Code("dealt", nonzeros), self.mixing, self.bits)
+
+    @property
+    def _seconds(self) -> float:
+        """When training ends at the latest."""
+        return np.inf if self.hours is None else 3600 * self.hours
 
     def _within(self, limits: AnyLimits) -> "CodedNewton":
         """Return the settings with the operator's deadlines and rounds where none are given."""
@@ -155,14 +163,17 @@ class CodedNewton(Scheme):
         """Plan the set-up and the rounds, of which there are at most as many as the task has."""
         warn_of_thin_rows(self.info.name, self.mixing)
         fleet = fleet_of(fleet, task.points[0], self.info.name)
-        settings = self._within(limits)
-        earlier = None if limits is None else limits.first_deadline
-        first = replace(settings, deadline=_first(settings.deadline, earlier))
-        plan, parity = first._planned(task, fleet)
+        first = settings = self._within(limits)
+        if limits is not None:
+            first = replace(settings, deadline=_first(settings.deadline, limits.first_deadline))
+        alike = None if self.secure else ByClass(task.held[:, None].astype(np.float64))
+        plan, parity = first._planned(task, fleet, by_class=alike)  # the soonest, by any counts
         state = PlannedNewton(
             task,
             model,
             settings=settings,
+            fleet=fleet,
+            federated=limits is not None,
             plan=plan,
             first_plan=plan,
             last_round=self._last_round(plan, task),
@@ -172,8 +183,18 @@ class CodedNewton(Scheme):
             return PlannedSums.of(state, fleet, self.mixing)
         return replace(state, pace=Pace.planned(fleet)) if self.replan else state
 
+    def _with_counts(self, state: PlannedNewton, inbox: Inbox) -> PlannedNewton:
+        """Plan again with the label counts; in a federation the rounds keep their deadline."""
+        by_class, settings = ByClass.of(inbox.replies, state.task), state.settings
+        if state.federated:
+            settings = replace(settings, deadline=state.plan.round_deadline)
+        plan, parity = settings._planned(state.task, state.fleet, by_class=by_class)
+        planned = replace(state, plan=plan, first_plan=plan, parity=parity)
+        last = self._last_round(plan, state.task)
+        return replace(planned, last_round=last, by_class=by_class, ahead=ahead(inbox))
+
     def _planned(
-        self, task: Task, fleet: Fleet, rounds: int | None = None
+        self, task: Task, fleet: Fleet, by_class: ByClass | None = None, rounds: int | None = None
     ) -> tuple[ColdStart, BlockParity]:
         """Plan, with no more rounds than the task allows."""
         setup = self.parity(_first(self.nonzeros, 1)).setup(task)
@@ -181,62 +202,66 @@ class CodedNewton(Scheme):
             fleet,
             task.held,
             setup.ways() if self.nonzeros is None else [setup],
-            self.excess,
+            PLANNED_EXCESS if self.excess is None else self.excess,
             setup_deadline=self.setup_deadline,
             deadline=self.deadline,
             rounds=_first(rounds, self.rounds),
             summed=self.secure,
+            counts=None if by_class is None else by_class.counts,
         )
         if self.rounds is None and plan.rounds > task.rounds:
-            return self._planned(task, fleet, task.rounds)
+            return self._planned(task, fleet, by_class, task.rounds)
         return plan, self.parity(chosen.operations)
 
     def _last_round(self, plan: ColdStart, task: Task) -> int:
-        """Return the number of rounds: the plan's, or as many as the hours leave time for."""
-        last = plan.rounds
-        if self.hours is not None:
-            left = 3600 * self.hours - plan.setup_deadline
-            if not 0 <= left < np.inf:
-                raise InputError(
-                    f"coded-newton.hours is {self.hours:g}: the set-up alone takes "
-                    f"{plan.setup_deadline / 3600:.2g} h; raise it or lower setup_deadline"
-                )
-            last = int(left // plan.round_deadline)
-        if last > task.rounds:
+        """Return the number of rounds: the plan's, or as many as there may be in some hours."""
+        if plan.setup_deadline > self._seconds:
             raise InputError(
-                f"coded-newton would need {last} rounds where training.epochs allows "
-                f"{task.rounds}: raise it, or lower rounds or hours"
+                f"coded-newton.hours is {self.hours:g}: the set-up alone takes "
+                f"{plan.setup_deadline / 3600:.2g} h; raise it or lower setup_deadline"
             )
-        return last
+        if self.hours is not None:
+            return task.rounds
+        if plan.rounds > task.rounds:
+            raise InputError(
+                f"coded-newton would need {plan.rounds} rounds where training.epochs allows "
+                f"{task.rounds}: raise it, or lower rounds"
+            )
+        return plan.rounds
 
     def ask(self, state: PlannedNewton) -> Ask | None:
         """Ask for parity first, then for gradients; busy clients answer later."""
         parity = state.parity
+        if not self.secure and state.by_class is None:
+            links = state.fleet.mean(np.zeros(len(state.fleet)))
+            return ask_counts(_PATIENCE_RATIO * float(links.max()))
         if not isinstance(state, NewtonState):
-            wait = Until(state.plan.setup_deadline)
+            wait = Until(state.parity_deadline)
             return Ask(parity, wait, combine=EACH, keep_late=not self.secure, setup=True)
         if state.extension:
             work = MoreParity(parity.code, parity.mixing, parity.bits, state.mixed_points)
             return Ask(work, Until(state.extension), combine=EACH, keep_late=True, setup=True)
-        if state.round >= state.last_round or state.good_enough:
+        wait = Until(state.round_deadline)
+        over = state.round >= state.last_round or state.spent + wait.deadline > self._seconds
+        judging = state.settings.rounds is None and self.hours is None
+        if over or (judging and state.good_enough):
             return None
-        wait = Until(state.plan.round_deadline)
         if isinstance(state, SummedState):
             return ask_changes(state, wait)
-        least: Any = self.mixing
-        if state.least is not None:
-            least = np.maximum(least, state.least)
+        least = np.maximum(state.least_points, self.mixing)
         return Ask(Embedded(least), wait, combine=EACH, keep_late=True)
 
-    def receive(self, state: PlannedNewton, inbox: Inbox) -> NewtonState:
+    def receive(self, state: PlannedNewton, inbox: Inbox) -> Any:
         """Solve on parity, or use the answers and take a step."""
+        if not self.secure and state.by_class is None:
+            return self._with_counts(state, inbox)
         blocks = blocks_of(inbox.replies, state.task)
         if not isinstance(state, NewtonState):
-            started = self._start_from_parity(self._decomposed(state, blocks))
-            started = self._followed(started, state.setup_timings(inbox.timings))
+            begun = started(self._decomposed(state, blocks))
+            begun = self._followed(begun, state.setup_timings(inbox.timings))
             if not state.settings.extended:
-                return started
-            return replace(started, extension=extension(started, self._plans(state)))
+                return begun
+            return replace(begun, extension=extension(begun, self._plans(state)))
         if blocks:
             state = self._with_parity(state, blocks)
         if inbox.revised is not None:
@@ -244,22 +269,20 @@ class CodedNewton(Scheme):
             others = state.without_clients(state.blocks.keys() - counted)
             state = self._decomposed(others, counted)
         if state.extension:
-            state = self._start_from_parity(with_extension(state))
+            state = started(with_extension(state))
             return self._followed(state, None)
         if isinstance(state, SummedState):
             state = with_sum(state, inbox, damped=self.damped)
         else:
             answers = [reply for reply in inbox.replies if reply.round != SETUP]
             state = anchored(state, answers, damped=self.damped)
+            if state.by_class and state.embedded_points.sum() > _GROWTH * state.weighted_points:
+                state = self._decomposed(state, state.blocks)
         step, decrement = newton_step(state)
         state = state.with_model(double(state.model) - step)
-        spent = state.spent + state.plan.round_deadline
+        spent = state.spent + state.round_deadline
         state = self._followed(replace(state, round=state.round + 1, spent=spent), inbox.timings)
-        return state.judged(decrement) if self._needs_evidence(state) else state
-
-    def _needs_evidence(self, state: NewtonState) -> bool:
-        """Return whether the answers decide when training ends."""
-        return state.settings.rounds is None and self.hours is None
+        return state.judged(decrement)
 
     def describe(self, state: PlannedNewton) -> Description:
         """Return the plan, updated once parity has arrived, with the facts about both."""
@@ -289,11 +312,12 @@ class CodedNewton(Scheme):
         state = replace(state, pace=state.pace.after(seen))
         if state.round % self.replan:
             return state
-        return replanned(state, self._plans(state), self.hours)
+        return replanned(state, self._plans(state))
 
     @staticmethod
     def _plans(state: PlannedNewton) -> Callable[[Fleet], ColdStart]:
-        return lambda fleet: state.settings._planned(state.task, fleet)[0]
+        settings, by_class = state.settings, state.by_class
+        return lambda fleet: settings._planned(state.task, fleet, by_class=by_class)[0]
 
     def _with_parity(self, state: NewtonState, blocks: Mapping[int, Block]) -> NewtonState:
         """Decompose the parity so far, or update its decomposition with that of further clients."""
@@ -307,10 +331,15 @@ class CodedNewton(Scheme):
     def _decomposed(self, state: PlannedNewton, blocks: Mapping[int, Block]) -> NewtonState:
         """Return the state with the parity of these clients, and its damping."""
         blocks = {client: blocks[client] for client in sorted(blocks)}
-        sketch = Sketch.of(*stacked(blocks))
         before = state if isinstance(state, NewtonState) else None
-        first = SummedState.first if self.secure else NewtonState.first
-        new = before.with_sketch(blocks, sketch) if before else first(state, blocks, sketch)
+        points = before.embedded_points if before else np.zeros_like(state.task.held)
+        by_class, weights = by_class_of(state.by_class, blocks, state.task, points)
+        sketch, state = Sketch.of(*stacked(blocks, weights)), replace(state, by_class=by_class)
+        if isinstance(state, NewtonState):
+            new = state.with_sketch(blocks, sketch, weights)
+        else:
+            first = SummedState.first if self.secure else NewtonState.first
+            new = first(state, blocks, sketch, weights)
         if not self.damped:
             return new
         ridge, rng = total_ridge(new), stream(0, "code")  # no secret: the parity is the server's
@@ -318,29 +347,6 @@ class CodedNewton(Scheme):
         if before is not None and not before.extension:  # once rounds have begun it does not fall
             needed = max(needed, before.damping)
         return replace(new, damping=needed)
-
-    def _start_from_parity(self, state: NewtonState) -> NewtonState:
-        sketch, ridge = state.sketch, total_ridge(state)
-        start = sketch.best_ridge(ridge)
-        loss = sketch.leave_one_out(start) / (2 * state.represented_points)
-        theta = sketch.effective_dimension(ridge) / sketch.rows
-        excess = sketch.excess(start, ridge)
-        plan, last = replace(state.plan, wanted=self._wanted(sketch, ridge)), state.last_round
-        if state.settings.rounds is not None:
-            plan = plan.after_start(excess, theta, state.settings.rounds, state.settings.rounds)
-        else:
-            plan = plan.after_start(excess, theta, 0, state.task.rounds)
-            last = state.task.rounds if self.hours is None else last
-        state = state.with_model(sketch.ridge_regression(start))
-        state = replace(state, plan=plan, last_round=last, start_loss=loss, start_excess=excess)
-        state = replace(state, spent=plan.setup_deadline)
-        return state.judged(0.0) if self._needs_evidence(state) else state
-
-    def _wanted(self, sketch: Sketch, ridge: float) -> float:
-        """Return the wanted excess over the optimum, now that parity shows what is explained."""
-        smallest = max(sketch.smallest_objective(ridge), np.finfo(float).tiny)
-        explained = max(float((sketch.targets**2).sum()) / 2 - smallest, 0.0)
-        return telling_excess(self.excess, explained / smallest)
 
 
 def _first(given: Any, other: Any) -> Any:

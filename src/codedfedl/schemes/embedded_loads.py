@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, FloatArray, to_host
+from codedfedl.arrays import Array, FloatArray
 from codedfedl.core.client import DrawnGradient, Embed, Embedded
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import (
@@ -35,10 +35,9 @@ from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import fleet_of
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.cold_start import plan_embedding
-from codedfedl.planning.strata import strata
 from codedfedl.schemes.settings import check_load, check_positive
 
-__all__ = ["EmbeddedLoads", "EmbeddedState", "EqualOrEmbedded", "Table", "counts_of", "waited"]
+__all__ = ["EmbeddedLoads", "EmbeddedState", "EqualOrEmbedded", "Table"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,33 +170,6 @@ class EqualOrEmbedded(EmbeddedLoads):
             loads = np.minimum(task.points[batch], self.load)
         model = state.question
         return Ask(work, wait, loads, combine=EACH, keep_late=keep_late, model=model)
-
-
-def counts_of(replies: Iterable[Reply], task: Task) -> FloatArray:
-    """Return each client's points by class, shape (n, s), scaled to all that it holds.
-
-    A client that has not said, or nothing sensible, has a class of its own: then it stands for
-    itself alone.
-    """
-    rows: dict[int, FloatArray] = {}
-    for reply in replies:
-        counts = to_host(reply.arrays.get("counts", np.zeros(0))).astype(np.float64)
-        if counts.shape == (strata(task.workload.labels),) and (counts >= 0).all():
-            rows[reply.client] = counts * (task.held[reply.client] / max(counts.sum(), 1.0))
-    unknown = [j for j in range(task.clients) if j not in rows or not np.isfinite(rows[j]).all()]
-    table = np.zeros((task.clients, strata(task.workload.labels) + len(unknown)))
-    for client, counts in rows.items():
-        table[client, : len(counts)] = counts
-    for column, client in enumerate(unknown):
-        table[client] = 0.0
-        table[client, column - len(unknown)] = task.held[client]
-    return table[:, table.any(0)]
-
-
-def waited(inbox: Inbox) -> float:
-    """Return for how many seconds the server waited for these answers, as far as it saw."""
-    seen = inbox.timings
-    return 0.0 if seen is None else float(seen.seconds[seen.answered].max(initial=0.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,8 +26,8 @@ from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.in_time import in_time, with_helper
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
 from codedfedl.schemes.newton_pace import PlannedNewton
-from codedfedl.schemes.newton_state import (
-    NewtonState,
+from codedfedl.schemes.newton_state import NewtonState
+from codedfedl.schemes.newton_step import (
     assumed_curvature,
     client_share,
     double,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codedfedl.arrays import IntArray
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.core.client import BlockParity
 from codedfedl.core.protocol import State
 from codedfedl.errors import InputError
@@ -21,6 +21,7 @@ from codedfedl.fitting.drift import Drift, Timings
 from codedfedl.fleet.costs import BlockSetup
 from codedfedl.fleet.devices import Fleet
 from codedfedl.planning.cold_start import ColdStart
+from codedfedl.schemes.by_class import ByClass
 from codedfedl.schemes.sketch_solve import Block
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pace", "PlannedNewton", "extension", "replanned", "with_extension"]
 
+_LEAST_LEFT = 0.8  # of the planned set-up, once the label counts are there
 _WORTH = 1.25  # times as long: a shorter one is not worth another message of every client
 
 
@@ -98,6 +100,8 @@ class PlannedNewton(State):
     ----------
     settings
         Those of the scheme, within the limits of an operator.
+    fleet, federated
+        What the plan assumes, and whether its clients are real.
     parity
         What every client sends once.
     plan
@@ -106,6 +110,10 @@ class PlannedNewton(State):
         What was planned before any parity was there.
     last_round : int
         Number of rounds to run: the plan's, unless more are asked for.
+    by_class : optional
+        The clients' label counts; None until they are there, or if nobody is asked.
+    ahead : array of shape (n,), seconds
+        How long each client had embedded before it was asked for parity, others still counting.
     pace
         What answers have shown of the clients' delays, where the plan follows them.
     blocks
@@ -113,17 +121,28 @@ class PlannedNewton(State):
     """
 
     settings: Any
+    fleet: Fleet
+    federated: bool
     parity: BlockParity
     plan: ColdStart
     first_plan: ColdStart
     last_round: int
+    by_class: ByClass | None = None
+    ahead: FloatArray = field(default_factory=lambda: np.zeros(1))
     pace: Pace | None = None
     blocks: Mapping[int, Block] = field(default_factory=dict)
+
+    @property
+    def parity_deadline(self) -> float:
+        """Seconds from the question for parity on to the end of the set-up."""
+        planned = self.plan.setup_deadline
+        return max(planned - float(self.ahead.max()), _LEAST_LEFT * planned)
 
     def setup_timings(self, seen: Timings | None) -> Timings | None:
         """Return how long the set-up took as if it had been rounds of as much work."""
         if self.pace is None or seen is None:
             return None
+        seen = replace(seen, seconds=seen.seconds + self.ahead)
         return self.pace.setup_timings(seen, self.parity.setup(self.task))
 
 
@@ -152,9 +171,7 @@ def with_extension(state: "NewtonState") -> "NewtonState":
     return replace(state, plan=replace(state.plan, setup_deadline=whole), extension=0.0)
 
 
-def replanned(
-    state: "NewtonState", plan: Callable[[Fleet], ColdStart], hours: float | None
-) -> "NewtonState":
+def replanned(state: "NewtonState", plan: Callable[[Fleet], ColdStart]) -> "NewtonState":
     """Return the state with the deadline and the loads that suit the clients as they are.
 
     The rounds' deadline grows in the ratio of two plans, for the clients as they are and as they
@@ -175,9 +192,4 @@ def replanned(
         longer *= first.setup_deadline / state.plan.setup_deadline  # it may have been extended
         embedded = {client: block.points for client, block in state.blocks.items()}
         least = pace.least_points(now.points, embedded, longer, state.task.held)
-    last = state.last_round
-    if hours is not None:
-        left = max(3600 * hours - state.spent, 0.0) // deadline
-        last = min(state.round + int(left), state.task.rounds)
-    timed = replace(state.plan, round_deadline=deadline)
-    return replace(state, plan=timed, least=least, last_round=last)
+    return replace(state, plan=replace(state.plan, round_deadline=deadline), least=least)

@@ -1,37 +1,27 @@
-"""What `coded-newton` remembers of every client, and the step that it takes from it."""
+"""What `coded-newton` remembers of every client."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self, TypeVar
 
 import numpy as np
 
-from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like, to_host
+from codedfedl.arrays import FloatArray, IntArray, asarray_like
+from codedfedl.core.gradients import GROWTH_OF_EMBEDDED
 from codedfedl.core.masked import Anchor
-from codedfedl.core.protocol import Reply
 from codedfedl.errors import InputError
 from codedfedl.learning.sketch import Sketch
 from codedfedl.planning.strata import sampling_excess
 from codedfedl.schemes.newton_pace import PlannedNewton
 from codedfedl.schemes.sketch_solve import Block, stacked
 
-__all__ = [
-    "NewtonState",
-    "anchored",
-    "assumed_curvature",
-    "client_damping",
-    "client_share",
-    "double",
-    "needed_damping",
-    "newton_step",
-    "total_ridge",
-]
+__all__ = ["NewtonState", "total_ridge"]
 
 _T = TypeVar("_T")
 
 MAX_MODEL = 1e30  # Of a model's entry: float32 holds it with room to spare.
-_TOO_CURVED = 1.8  # times what was assumed; at 2 a step no longer helps
+_MORE_PATIENCE = 1.2  # times as long are rounds that wait for points, one after the other
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,16 +41,24 @@ class NewtonState(PlannedNewton):
         ρ, the damping of all clients together; each has a share by its points.
     raised
         ρ_j of each client whose answers showed that its share is too small.
+    weights : array of shape (n,)
+        For how many points each client's parity and answers count, over those that it holds.
+    weighted_points : int
+        Points that all clients had embedded when the weights were set.
     anchors
         The model and the points of each client's last answer.
     gradients
-        The last answers themselves.
+        The last answers themselves, without the weights.
+    start_ridge : float
+        λ_start·m beyond the objective's ridge, for which the start is the minimum of parity's loss.
     start_loss : float
         Half the squared error per point of the first model, over all points, predicted from parity.
     start_excess : float
         The relative excess of its objective, predicted likewise.
     estimate : float
-        The current relative excess, estimated from the answers; ∞ if it is not needed.
+        The current relative excess, estimated from the answers.
+    patience : float
+        How many times as long as planned rounds last, for clients to embed.
     extension : float, seconds
         How much longer the set-up lasts; above 0 while clients are asked for further parity.
     spent : float, seconds
@@ -71,23 +69,36 @@ class NewtonState(PlannedNewton):
 
     sketch: Sketch
     moment: FloatArray
+    weights: FloatArray
+    weighted_points: int = 0
     in_basis: Mapping[int, FloatArray] = field(default_factory=dict)
     damping: float = 0.0
     raised: Mapping[int, float] = field(default_factory=dict)
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
     gradients: Mapping[int, FloatArray] = field(default_factory=dict)
+    start_ridge: float = 0.0
     start_loss: float = np.nan
     start_excess: float = np.nan
     estimate: float = np.inf
+    patience: float = 1.0
     extension: float = 0.0
     spent: float = 0.0
     least: IntArray | None = None
 
     @classmethod
-    def first(cls, planned: PlannedNewton, blocks: Mapping[int, Block], sketch: Sketch) -> Self:
+    def first(
+        cls,
+        planned: PlannedNewton,
+        blocks: Mapping[int, Block],
+        sketch: Sketch,
+        weights: FloatArray,
+    ) -> Self:
         """Return the state with the first parity, before anybody has answered."""
         moment = sketch.rmatvec(sketch.targets)
-        return cls(**vars(planned) | {"blocks": blocks}, sketch=sketch, moment=moment)
+        state = cls(
+            **vars(planned) | {"blocks": blocks}, sketch=sketch, moment=moment, weights=weights
+        )
+        return replace(state, weighted_points=int(state.mixed_points.sum()))
 
     def with_model(self, model: FloatArray) -> Self:
         """Set the model, rounded to the float32 that the clients receive."""
@@ -101,8 +112,8 @@ class NewtonState(PlannedNewton):
     def gradient(self) -> FloatArray:
         """Σ g_j(a_j) over the clients that have answered: all that a step needs of them."""
         total = np.zeros(self.task.model_shape)
-        for gradient in self.gradients.values():  # float32 as it came: there may be very many
-            total += gradient
+        for client, gradient in self.gradients.items():  # float32: there may be very many
+            total += self.weights[client] * gradient
         return total
 
     @property
@@ -114,6 +125,40 @@ class NewtonState(PlannedNewton):
         return points
 
     @property
+    def round_deadline(self) -> float:
+        """Seconds of the next round."""
+        return self.plan.round_deadline * self.patience
+
+    @property
+    def answered_points(self) -> IntArray:
+        """How many points each client's last answer is over, shape (n,)."""
+        points = np.zeros(self.task.clients, dtype=np.int64)
+        for client, anchor in self.anchors.items():
+            points[client] = anchor.points
+        return points
+
+    @property
+    def least_points(self) -> IntArray:
+        """Points that clients embed before they answer, shape (n,): the same bring little anew."""
+        least = np.zeros(self.task.clients, dtype=np.int64) if self.least is None else self.least
+        more = GROWTH_OF_EMBEDDED * self.answered_points if self.patience > 1 else 0
+        return np.maximum(least, np.ceil(more).astype(np.int64))
+
+    @property
+    def embedded_points(self) -> IntArray:
+        """How many points of each client are in its parity or its last answer, shape (n,)."""
+        return np.maximum(self.mixed_points, self.answered_points)
+
+    def with_newcomers(self, points: Mapping[int, int]) -> Self:
+        """Return the state with weights for clients that had none, by the points that they have."""
+        if self.by_class is None or not (new := [j for j in points if self.weights[j] == 0]):
+            return self
+        embedded, weights = self.embedded_points, self.weights.copy()
+        embedded[new] = [points[j] for j in new]
+        weights[new] = self.by_class.weights(embedded)[new]
+        return replace(self, weights=weights)
+
+    @property
     def good_enough(self) -> bool:
         """Whether the answers say that the wanted excess is reached."""
         return self.estimate <= self.plan.wanted
@@ -121,20 +166,35 @@ class NewtonState(PlannedNewton):
     def judged(self, decrement: float) -> "NewtonState":
         """Return the state with an estimate of its excess.
 
+        Where more steps would bring less than more points, rounds become longer.
+
         A client that has answered represents its points by those of its last answer, at the cost of
         sampling; one that has not is as good as the start. The decrement gives the rest.
         """
-        task, heard = self.task, list(self.anchors)
+        heard, ridge, sampling = list(self.anchors), total_ridge(self), 0.0
         points = np.array([self.anchors[j].points for j in heard], dtype=np.int64)
-        held, everybody = task.held[heard].astype(np.float64), float(task.held.sum())
-        ridge = total_ridge(self)
-        sampling = 0.0
+        held = self.task.held.astype(np.float64)
+        share = float(held[heard].sum() / held.sum())
         if heard:
-            dimension = self.sketch.effective_dimension(ridge) * held.sum() / everybody
-            sampling = sampling_excess(held, points, dimension) * held.sum() / everybody
-        unheard = (1 - held.sum() / everybody) * self.start_excess
+            dimension = self.sketch.effective_dimension(ridge) * share
+            counts, shift = None, 0.0
+            if self.by_class is not None:
+                counts, shift = self.by_class.counts[heard], self.by_class.shift
+            sampling = share * sampling_excess(held[heard], points, dimension, counts, shift)
+        unheard = (1 - share) * self.start_excess
         gained = decrement / max(self.sketch.smallest_objective(ridge), np.finfo(float).tiny)
-        return replace(self, estimate=sampling + unheard + gained)
+        missed, settings = sampling + unheard, self.settings
+        waits = gained < missed and self.by_class is not None and not self.federated
+        waits = waits and settings.rounds is None and settings.deadline is None
+        patience = self.patience * (_MORE_PATIENCE if waits else 1.0)
+        return replace(self, estimate=missed + gained, patience=patience)
+
+    @property
+    def parity_ridge(self) -> float:
+        """λ_start·m times the share of the parity that no answer has replaced yet."""
+        unheard = [j for j in self.blocks if j not in self.anchors]
+        points = sum(float(self.weights[j] * self.task.held[j]) for j in unheard)
+        return self.start_ridge * points / self.represented_points
 
     @cached_property
     def places(self) -> dict[int, slice]:
@@ -142,10 +202,19 @@ class NewtonState(PlannedNewton):
         ends = np.cumsum([b.parity.features.shape[0] for b in self.blocks.values()]).tolist()
         return {j: slice(a, b) for j, a, b in zip(self.blocks, [0, *ends], ends, strict=False)}
 
-    def with_sketch(self, blocks: Mapping[int, Block], sketch: Sketch) -> Self:
-        """Return the state with the parity of these clients."""
-        state = replace(self, blocks=blocks, sketch=sketch, in_basis={})
+    def with_sketch(self, blocks: Mapping[int, Block], sketch: Sketch, weights: FloatArray) -> Self:
+        """Return the state with the parity of these clients, and weights of all."""
+        changed = weights / np.where(self.weights > 0, self.weights, np.inf)
+        state = replace(
+            self,
+            blocks=blocks,
+            sketch=sketch,
+            weights=weights,
+            raised={j: damping * float(changed[j]) for j, damping in self.raised.items()},
+            in_basis={},
+        )
         state = state.with_models(self.anchors.values())
+        state = replace(state, weighted_points=int(state.embedded_points.sum()))
         return replace(state, moment=state._moment_from(0))
 
     def without_clients(self, clients: Collection[int]) -> Self:
@@ -166,8 +235,9 @@ class NewtonState(PlannedNewton):
 
         The damping grows with the points that it is for: every client keeps its share.
         """
-        sketch = self.sketch.with_rows(*stacked(late))
-        state = replace(self, blocks={**self.blocks, **late}, sketch=sketch)
+        state = self.with_newcomers({j: block.points for j, block in late.items()})
+        sketch = self.sketch.with_rows(*stacked(late, state.weights))
+        state = replace(state, blocks={**self.blocks, **late}, sketch=sketch)
         grown = state.represented_points / self.represented_points
         moment = self.moment + state._moment_from(self.sketch.rows)
         return replace(state, moment=moment, damping=grown * self.damping)
@@ -208,114 +278,10 @@ class NewtonState(PlannedNewton):
 
     @cached_property
     def represented_points(self) -> float:
-        """Points of the clients whose parity is there."""
-        return float(self.task.held[list(self.blocks)].sum())
-
-
-def double(array: Array) -> FloatArray:
-    """Return an array on the host, in double precision."""
-    return to_host(array).astype(np.float64)
+        """For how many points the parity that is there counts."""
+        return float(sum(self.weights[j] * self.task.held[j] for j in self.blocks))
 
 
 def total_ridge(state: NewtonState) -> float:
     """λ·m: losses here are sums over points."""
     return state.task.ridge * float(state.task.held.sum())
-
-
-def client_share(state: NewtonState, client: int) -> float:
-    """Return a client's points over those of the clients with parity."""
-    return float(state.task.held[client]) / state.represented_points
-
-
-def client_damping(state: NewtonState, client: int) -> float:
-    """ρ_j."""
-    return max(client_share(state, client) * state.damping, state.raised.get(client, 0.0))
-
-
-def assumed_curvature(state: NewtonState, client: int, moved: FloatArray) -> FloatArray:
-    """Return how much a client's parity curves along the columns of `moved`, shape (c,).
-
-    `moved` is in the sketch's basis. A client without parity is assumed to curve as all others do.
-    """
-    if client in state.places:
-        change = state.sketch.matvec(moved, state.places[client])
-        return np.asarray((change**2).sum(0))
-    curvature = (moved * state.sketch.apply_hessian(moved)).sum(0)
-    return np.asarray(client_share(state, client) * curvature)
-
-
-def needed_damping(
-    true: FloatArray, assumed: FloatArray, squares: FloatArray, damping: float
-) -> float:
-    """Return the damping that would bound the curvature; 0 if it is bounded.
-
-    Parameters
-    ----------
-    true, assumed, squares : arrays of shape (c,)
-        Curvature that answers show and that parity has, and what a damping of 1 adds to it.
-    """
-    wrong = true > _TOO_CURVED * (assumed + damping * squares)
-    return float(((true - assumed)[wrong] / squares[wrong]).max(initial=0.0))
-
-
-def anchored(state: NewtonState, replies: Iterable[Reply], *, damped: bool) -> NewtonState:
-    """Move the anchors of all clients that answered; damp more where parity was too flat."""
-    replies = list(replies)
-    anchors, gradients, raised = {}, dict(state.gradients), dict(state.raised)
-    models = {reply.round: reply.model for reply in replies}
-    now_at = {round: Anchor(double(model), 0, round) for round, model in models.items()}
-    state = state.with_models(now_at.values())
-    shape = tuple(state.model.shape)
-    for reply in replies:
-        j, gradient = reply.client, to_host(reply.arrays["gradient"])
-        if gradient.shape != shape or not np.isfinite(gradient).all():
-            raise InputError(
-                f"the gradient of client {j} has shape {gradient.shape} or is not "
-                f"finite: must be finite numbers of shape {shape}"
-            )
-        now = replace(now_at[reply.round], points=reply.points)
-        before = state.anchors.get(j)
-        if damped and before is not None and before.points == now.points:
-            moved, damping = now.model - before.model, client_damping(state, j)
-            true = (moved * (double(gradient) - gradients[j])).sum(0)
-            along = state.in_basis[now.round] - state.in_basis[before.round]
-            assumed = assumed_curvature(state, j, along)
-            needed = needed_damping(true, assumed, (moved**2).sum(0), damping)
-            if needed > damping:
-                raised[j] = needed
-        anchors[j], gradients[j] = now, gradient
-    return replace(state.with_anchors(anchors), gradients=gradients, raised=raised)
-
-
-def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
-    """Return the step to the minimum of all the clients' quadratics and the ridge.
-
-    With it comes the Newton decrement, an estimate of how far above its minimum the objective is.
-    The decrement leaves the damping out, which makes steps safe but would understate any distance.
-    """
-    sketch, model, ridge = state.sketch, double(state.model), total_ridge(state)
-    total = ridge * model + state.gradient
-    represented = model.copy()  # what all parity together is multiplied by
-    for anchor, damping, share in _weighted(state):
-        total += damping * (model - anchor)
-        represented += share * (model - anchor)
-    total, represented = np.hsplit(sketch.to_basis(np.hstack([total, represented])), 2)
-    slope = total + sketch.apply_hessian(represented) - state.moment
-    everybody = float(state.task.held.sum()) / state.represented_points
-    more = sum(
-        client_damping(state, j) - client_share(state, j) * state.damping for j in state.raised
-    )
-    step = sketch.solve(slope, everybody, everybody * state.damping + more + ridge)
-    least = max(ridge, 1e-9 * sketch.largest)
-    decrement = float((slope * sketch.solve(slope, everybody, least)).sum()) / 2
-    return sketch.from_basis(step), decrement
-
-
-def _weighted(state: NewtonState) -> Iterator[tuple[FloatArray, float, float]]:
-    """Yield every model that clients are anchored at, with Σ ρ_j and what stands in for parity."""
-    together: dict[int, tuple[FloatArray, list[int]]] = {}
-    for client, anchor in state.anchors.items():  # those who answered one round share its model
-        together.setdefault(anchor.round, (anchor.model, []))[1].append(client)
-    for model, clients in together.values():
-        without = sum(client_share(state, j) for j in clients if j not in state.places)
-        yield model, sum(client_damping(state, j) for j in clients), without

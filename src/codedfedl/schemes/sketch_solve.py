@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl.arrays import Array, asarray_like
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.core.client import BlockParity
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import (
@@ -30,12 +30,14 @@ from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.parity import ParityRows
 from codedfedl.learning.sketch import Sketch
+from codedfedl.schemes.by_class import ByClass, ask_counts
 
 __all__ = [
     "Block",
     "SketchSolve",
     "block_facts",
     "blocks_of",
+    "by_class_of",
     "check_mixing",
     "joined",
     "stacked",
@@ -78,7 +80,7 @@ def blocks_of(replies: Iterable[Reply], task: Task) -> dict[int, Block]:
     """Return the parity among some replies, by client and in their order."""
     blocks = {}
     for reply in sorted(replies, key=lambda reply: reply.client):
-        if reply.round == SETUP and reply.points:
+        if reply.round == SETUP and reply.points and "features0" in reply.arrays:
             parity = ParityRows(reply.arrays["features0"], reply.arrays["targets0"])
             _check_shapes(reply.client, parity, task)
             blocks[reply.client] = Block(parity, reply.points)
@@ -125,18 +127,40 @@ def check_mixing(scheme: str, mixing: int, bits: int) -> None:
         raise InputError(f"{scheme}.mixing is {mixing}: must be a whole number from 1 on")
 
 
-def stacked(blocks: Mapping[int, Block]) -> tuple[Array, Array]:
-    """Stack the clients' parity where it is, in the order of the mapping."""
+def stacked(blocks: Mapping[int, Block], weights: FloatArray) -> tuple[Array, Array]:
+    """Stack the clients' parity where it is, in the order of the mapping.
+
+    Rows stand for all points of their client, times its weight.
+    """
     if not blocks:
         raise InputError("no client sent parity by the deadline: give the set-up more time")
-    return _stacked([block.parity for block in blocks.values()])
+    return _stacked(
+        [_scaled(block.parity, float(weights[j]) ** 0.5) for j, block in blocks.items()]
+    )
+
+
+def by_class_of(
+    by_class: ByClass | None, blocks: Mapping[int, Block], task: Task, embedded: IntArray
+) -> tuple[ByClass | None, FloatArray]:
+    """Return how far clients differ, as parity shows, and their weights by class, shape (n,).
+
+    `embedded` are points in their answers, where there are more than in parity, shape (n,).
+    """
+    if by_class is None:
+        return None, np.ones(task.clients)
+    points = embedded.copy()
+    for client, block in blocks.items():
+        points[client] = max(points[client], block.points)
+    by_class = by_class.after_parity({j: (b.parity, b.points) for j, b in blocks.items()}, task)
+    return by_class, by_class.weights(points)
 
 
 @dataclass(frozen=True, eq=False)
 class SketchState(State):
-    """How long the set-up waits, and the parity of each client that sent some."""
+    """How long the set-up waits, label counts, and the parity of each client that sent some."""
 
     wait: Wait = field(default_factory=Everyone)
+    by_class: ByClass | None = None
     blocks: Mapping[int, Block] = field(default_factory=dict)
 
 
@@ -163,7 +187,7 @@ class SketchSolve(Scheme):
 
     info: ClassVar[Info] = Info(
         "sketch-solve",
-        frozenset({Disclosure.MIXED}),
+        frozenset({Disclosure.MIXED, Disclosure.COUNTS}),
         solver="exact",
         solves=True,
         quadratic=True,
@@ -202,16 +226,22 @@ class SketchSolve(Scheme):
         return SketchState(task, model, wait=wait)
 
     def ask(self, state: SketchState) -> Ask | None:
-        """Ask once."""
+        """Ask for counts, then for parity, once."""
         if state.blocks:
             return None
+        if state.by_class is None:
+            return ask_counts(state.wait.deadline / 2)
         work = BlockParity(self.code, self.mixing, self.bits)
         return Ask(work, state.wait, combine=EACH, setup=True)
 
     def receive(self, state: SketchState, inbox: Inbox) -> SketchState:
         """Solve, with the ridge that leaves the smallest leave-one-out loss."""
+        if state.by_class is None:
+            return replace(state, by_class=ByClass.of(inbox.replies, state.task))
         blocks = blocks_of(inbox.replies, state.task)
-        sketch = Sketch.of(*stacked(blocks))
+        nothing = np.zeros(state.task.clients, np.int64)
+        _, weights = by_class_of(state.by_class, blocks, state.task, nothing)
+        sketch = Sketch.of(*stacked(blocks, weights))
         ridge = sketch.best_ridge(state.task.ridge * float(state.task.held.sum()))
         model = asarray_like(sketch.ridge_regression(ridge).astype(np.float32), state.model)
         return replace(state, model=model, blocks=blocks)

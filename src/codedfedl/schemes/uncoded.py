@@ -10,7 +10,7 @@ from codedfedl.core.protocol import AnyLimits, Ask, Inbox, Info, Rng, Scheme, Ta
 from codedfedl.core.task import Descent
 from codedfedl.core.waiting import Everyone
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.learning.optimisers import optimiser
+from codedfedl.learning.optimisers import chosen_optimiser, optimiser
 from codedfedl.schemes.settings import check_load, equal_loads, represented
 
 __all__ = ["Uncoded"]
@@ -23,12 +23,14 @@ class Uncoded(Scheme):
     Parameters
     ----------
     optimiser
-        ``gd``, ``nesterov``, ``adam``, …; or ``block-cg``, which ignores mini-batches.
+        ``gd``, ``nesterov``, ``adam``, …; or ``block-cg``, which ignores mini-batches. By default
+        ``auto``: block-cg, but gd where steps are asked for, as the paper's are, in a federation,
+        for a network, or with a load.
     load
         Points that each client processes in a round, drawn anew; by default its whole mini-batch.
     """
 
-    optimiser: str = "gd"
+    optimiser: str = "auto"
     load: int | None = None
 
     info: ClassVar[Info] = Info(
@@ -41,13 +43,16 @@ class Uncoded(Scheme):
 
     def __post_init__(self) -> None:
         check_load(self)
-        optimiser(self.info.name, self.optimiser, same_points=self.load is None)
+        if self.optimiser != "auto":
+            optimiser(self.info.name, self.optimiser, same_points=self.load is None)
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> Descent:
         """Start at 0."""
-        chosen = optimiser(self.info.name, self.optimiser, same_points=self.load is None)
+        steps = task.schedule.chosen or not task.learner.quadratic or self.load is not None
+        name = chosen_optimiser(self.optimiser, steps=steps)
+        chosen = optimiser(self.info.name, name, same_points=self.load is None)
         return Descent(task, model, optimiser=chosen)
 
     def ask(self, state: Descent) -> Ask | None:

@@ -164,7 +164,8 @@ def units(
                 _refuse_side_doors(experiment, cell.config, loaded[data])
             if features is None:
                 sized = experiment.with_sigma(sigmas.get(data, np.nan))
-                features = sized.feature_map(seed, cell.config, loaded[data].image)
+                points = len(loaded[data].labels)
+                features = sized.feature_map(seed, cell.config, loaded[data].image, points)
             if loaded[data].is_text and not isinstance(features, Encoder):
                 raise InputError(
                     f"data.text is {data.text!r}, and scheme {cell.config.name!r} trains on raw "

@@ -15,7 +15,7 @@ from codedfedl.federate.server.measuring import advice_on_claims, counted_points
 from codedfedl.federate.transport import Arrival, Note, Say, Transport, printable
 from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map
 from codedfedl.learning.torch_network import chosen_loss
-from codedfedl.runs.config import Experiment
+from codedfedl.runs.config import UNKNOWN_POINTS, Experiment
 from codedfedl.runs.journal import Members
 from codedfedl.runs.sections import FederationConfig
 
@@ -265,7 +265,7 @@ def job_of(experiment: Experiment, key: str, members: Members | None = None) -> 
     return Job(
         key=key,
         kind=kind,
-        n_components=config.n_components,
+        n_components=config.components(UNKNOWN_POINTS),
         sigma=1.0 if kind == "encoder" else config.known_sigma,
         seed=experiment.seeds[0],
         batches=experiment.data.batches,

@@ -125,6 +125,14 @@ def map_settings(features: FeatureMap) -> dict[str, Any] | None:
     return {"kind": kind, **values, "tiles": asdict(tiles)} if same else None
 
 
+def components_for(points: int) -> int:
+    """Return how many features so many points bear: a quarter of them, from 500 to 2,000.
+
+    Parity has at most half as many rows as there are points, and should have more than features.
+    """
+    return min(max(points // 4, 500), 2000)
+
+
 def typical_sigma(points: npt.NDArray[Any]) -> float:
     """Return a σ that suits the points: half the root mean square distance between two of them.
 

@@ -1,0 +1,138 @@
+"""Weights by class, as schemes use them: label counts are asked for first, then answers weighted.
+
+Which weights, and why, is in `planning.strata`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from codedfedl.arrays import FloatArray, IntArray, to_host
+from codedfedl.core.client import Counts
+from codedfedl.core.protocol import EACH, Ask, Inbox, Reply, Task
+from codedfedl.core.waiting import Everyone
+from codedfedl.planning.strata import represented_points, sampling_excess, shift_within, strata
+
+if TYPE_CHECKING:
+    from codedfedl.learning.parity import ParityRows
+
+__all__ = ["ByClass", "ahead", "ask_counts"]
+
+MAX_CLIENTS = 256
+"""So many clients, those with the most points, say how far clients differ within a class."""
+
+
+def ask_counts(seconds: float = np.inf) -> Ask:
+    """Ask every client for its label counts, and wait no longer than this."""
+    return Ask(Counts(), Everyone(seconds), combine=EACH, setup=True)
+
+
+def ahead(inbox: Inbox) -> FloatArray:
+    """Return how long each client has embedded while the server waited for others, shape (n,)."""
+    seen = inbox.timings
+    if seen is None:
+        return np.zeros(len(inbox.arrived))
+    last = seen.seconds[seen.answered].max(initial=0.0)
+    return np.where(seen.answered, last - seen.seconds, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class ByClass:
+    """How many points of each class every client holds, and how far clients differ within one.
+
+    Attributes
+    ----------
+    counts : array of shape (n, s)
+        Points by client and stratum. A client that has not said, or nothing sensible, has a class
+        of its own: then it stands for itself alone.
+    shift
+        ρ.
+    """
+
+    counts: FloatArray
+    shift: float = 0.0
+
+    @classmethod
+    def of(cls, replies: Iterable[Reply], task: Task) -> Self:
+        """Read the clients' counts, scaled to all that each holds."""
+        columns, rows = strata(task.workload.labels), {}
+        for reply in replies:
+            counts = to_host(reply.arrays.get("counts", np.zeros(0))).astype(np.float64)
+            if counts.shape == (columns,) and (counts >= 0).all() and np.isfinite(counts).all():
+                rows[reply.client] = counts * (task.held[reply.client] / max(counts.sum(), 1.0))
+        unknown = [j for j in range(task.clients) if j not in rows]
+        table = np.zeros((task.clients, columns + len(unknown)))
+        for client, counts in rows.items():
+            table[client, :columns] = counts
+        table[unknown, columns + np.arange(len(unknown))] = task.held[unknown]
+        return cls(table)
+
+    def represented(self, points: IntArray) -> FloatArray:
+        """Return for how many points each client's answer over some counts, shape (n,)."""
+        return represented_points(self.counts, points, self.shift)
+
+    def weights(self, points: IntArray) -> FloatArray:
+        """Return the same over all points that the client holds, shape (n,)."""
+        held = np.maximum(self.counts.sum(1), 1.0)
+        return np.asarray(self.represented(np.minimum(points, held)) / held)
+
+    def excess(self, points: IntArray, features: float) -> float:
+        """Return the relative excess when some points of each client stand for all of them."""
+        return sampling_excess(self.counts.sum(1), points, features, self.counts, self.shift)
+
+    def only(self, clients: list[int]) -> "ByClass":
+        """Return those of some clients, as if there were no others."""
+        return replace(self, counts=self.counts[clients])
+
+    def after_sums(self, replies: Iterable[Reply], task: Task) -> "ByClass":
+        """Estimate ρ from exact sums Σ xyᵀ over a client's points, of a first round at β = 0."""
+        cells, squares = {}, 0.0
+        for reply in replies:
+            share = reply.points / task.held[reply.client]  # answers are as heavy as all points
+            total = -share * to_host(reply.arrays["gradient"])
+            cells[reply.client] = (total, reply.points, None)
+            squares += float(to_host(reply.arrays["squares"])[0])
+        return self._estimated(cells, squares, task)
+
+    def after_parity(self, parity: "Mapping[int, tuple[ParityRows, int]]", task: Task) -> "ByClass":
+        """Estimate ρ from X̃ᵀỸ of each client's rows, and the points in them."""
+        cells, squares = {}, 0.0
+        most = sorted(parity, key=lambda client: -parity[client][1])[:MAX_CLIENTS]
+        for client in most:
+            rows, points = parity[client]
+            share = points / task.held[client]
+            x, y = (to_host(a).astype(np.float64) for a in (rows.features, rows.targets))
+            lengths, total = (x**2).sum(1), share * (x.T @ y)
+            # The rows' own spread is what mixing and chance add to their sum.
+            spread = share**2 * (lengths @ y**2)
+            fewer = max(len(x) - 1, 1)
+            noise = np.maximum(spread * len(x) - (total**2).sum(0), 0.0) / fewer
+            cells[client] = (total, points, np.where(len(x) > 1, noise, spread))
+            squares += share**2 * lengths.sum() * (y**2).sum() / points
+        return self._estimated(cells, squares, task)
+
+    def _estimated(
+        self,
+        cells: Mapping[int, tuple[FloatArray, int, FloatArray | None]],
+        squares: float,
+        task: Task,
+    ) -> "ByClass":
+        """Estimate ρ from each client's sum, the points in it, and the noise of its columns."""
+        clients = sorted(cells)
+        if not clients:
+            return self
+        points = np.array([cells[j][1] for j in clients], dtype=np.float64)
+        counts = self.counts[clients]
+        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
+        regression = task.workload.labels == 1
+        noise = [cells[j][2] for j in clients]
+        shift = shift_within(
+            np.array([cells[j][0].T for j in clients]),
+            points[:, None] * (1.0 if regression else shares[:, : task.workload.labels]),
+            squares,
+            noise=None if noise[0] is None else np.array(noise),
+            mix=shares if regression else None,
+        )
+        return replace(self, shift=shift)
