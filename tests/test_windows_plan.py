@@ -20,7 +20,7 @@ COUNTS = np.array([[50, 0], [25, 25], [0, 50], [0, 50.0]])
 def test_a_rehearsal_is_rounds_in_plain_loops() -> None:
     (played,) = rehearse(FLEET, HELD, [(4.0, 7.0)], least=2, oldest=3)
     chances = FLEET.draw(240, np.random.default_rng(0))
-    answers, points = np.zeros(4), np.zeros(4)
+    answers, points, aged = np.zeros(4), np.zeros(4), 0.0
     for j in range(4):
         idle_from = 0.0
         for k in range(240):
@@ -39,8 +39,10 @@ def test_a_rehearsal_is_rounds_in_plain_loops() -> None:
             if late <= 3:
                 answers[j] += 1
                 points[j] += load
+                aged += load * late
     np.testing.assert_allclose(played.answers, answers / 240)
     np.testing.assert_allclose(played.points, points / 240)
+    assert played.age == pytest.approx(aged / points.sum())
 
 
 def test_who_drops_its_work_counts_in_time_or_never() -> None:

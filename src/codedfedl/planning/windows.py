@@ -14,11 +14,12 @@ and 1/V is the *effective batch*. The number of steps to a given loss grows with
 For plain steps, tuned to their noise, a = 1 (the noise scale of McCandlish et al., arXiv
 1812.06162). Adam divides by the root of the mean square, signal and noise together, so that a step
 of the same size brings 1/√(1 + B·V) as much, a = ½; and what is left of the noise keeps the loss
-up, which makes it 0.6 in rounds of the CNN `cnn`. The hours are proportional to d·(1 + B·V)^a,
-which `plan_windows` minimises on a grid. E[n_s] is counted in a *rehearsal*: rounds of the fleet's
-delays, with clients that are still busy, and answers that count when they are late. `NoiseScale`
-measures B from the sums of a run, where it grows as the loss falls: longer windows pay later in
-training.
+up, which makes it 0.6 in rounds of the CNN `cnn`. Points whose answers come A rounds late on
+average are for older models, and steps must be 1 + A times as short. The hours are proportional to
+d·(1 + B·V)^a·(1 + A), which `plan_windows` minimises on a grid. E[n_s] is counted in a *rehearsal*:
+rounds of the fleet's delays, with clients that are still busy, and answers that count when they are
+late. `NoiseScale` measures B from the sums of a run, where it grows as the loss falls: longer
+windows pay later in training.
 """
 
 from collections.abc import Sequence
@@ -59,12 +60,15 @@ class Rehearsal:
     ----------
     answers, points : arrays of shape (n,)
         Answers of each client that count, and points behind them, a round.
+    age
+        By how many rounds these points come late, on average.
     """
 
     window: float
     deadline: float
     answers: FloatArray
     points: FloatArray
+    age: float = 0.0
 
 
 class WindowPlan(NamedTuple):
@@ -98,7 +102,7 @@ class WindowPlan(NamedTuple):
     def cost(self) -> float:
         """Seconds for as much progress as a step without noise makes."""
         steps = self.slowdown * (1 + self.noise_scale * self.variance) ** self.power
-        return float(self.deadline * steps)
+        return float(self.deadline * steps * (1 + self.rehearsal.age))
 
 
 def rehearse(
@@ -145,17 +149,24 @@ def rehearse(
         rounds_late = np.maximum(np.ceil(seconds / deadlines[:, None] - 1e-9) - 1, 0.0)
     counts = (points > 0) & (rounds_late <= (oldest if keeps else 0))
     busy_until, shape = np.zeros((len(settings), len(size))), (len(settings), len(size))
-    answers, covered = np.zeros(shape), np.zeros(shape)
+    answers, covered, aged = np.zeros(shape), np.zeros(shape), np.zeros(len(settings))
     for k in range(rounds):
         idle = busy_until <= k
         late = rounds_late[:, k]
         counted = idle & counts[:, k]
         answers += counted
         covered += np.where(counted, points[:, k], 0)
+        aged += np.where(counted, points[:, k] * late, 0).sum(1)
         if keeps:
             busy_until = np.where(idle & np.isfinite(late), k + late + 1, busy_until)
     return [
-        Rehearsal(window, deadline, answers[s] / rounds, covered[s] / rounds)
+        Rehearsal(
+            window,
+            deadline,
+            answers[s] / rounds,
+            covered[s] / rounds,
+            float(aged[s] / max(covered[s].sum(), 1.0)),
+        )
         for s, (window, deadline) in enumerate(settings)
     ]
 

@@ -226,7 +226,7 @@ def _draw(ax: Any, dataset: str, settings: Sequence[_Setting]) -> None:
             ax.text(0.98, line, limit, color=GREY, transform=_across(ax), ha="right", **small)
     for mark, target in zip(_MARKS, TARGETS[dataset], strict=True):
         ax.plot([], [], mark, color=GREY, label=f"{target:.1%}")
-    ax.legend(title="accuracy", loc="lower right", fontsize=8)
+    ax.legend(title="accuracy", loc="lower left", fontsize=8)
     ax.set_yticks(range(len(settings)), [setting.label for setting in settings], fontsize=8)
     model = settings[0].outcomes[0].cell.model
     ax.set(
