@@ -103,16 +103,18 @@ class TestFiles:
 
 
 Away = Callable[[float], set[int]]
-"""Clients that do not answer, by the seconds since round 2 began."""
+"""Clients that do not answer, by the seconds since a round began: the second by default."""
 
 
-def _paused(folder: Path, away: Away, **changes: Any) -> tuple[RunDirectory, list[str]]:
-    """Run a federation of three nodes, some of which do not answer at some times."""
+def _paused(
+    folder: Path, away: Away, begin: int = 1, **changes: Any
+) -> tuple[RunDirectory, list[str]]:
+    """Run a federation of three nodes, some of which do not answer from some round on."""
     experiment = experiment_of(3, rounds=4, deadline=10.0, **changes)
     said, began = list[str](), list[float]()
 
     def delay(client: int, _kind: str, facts: dict[str, Any]) -> float:
-        if facts.get("round") == 1:
+        if facts.get("round") == begin:
             began.append(grid.now())
         gone = bool(began) and client in away(grid.now() - began[0])
         return float("inf") if gone else 1.0
@@ -153,6 +155,11 @@ class TestQuorum:
         directory, said = _paused(tmp_path, lambda _: set(), patience=60.0)
         assert _state(directory) == "done"
         assert sum(line.startswith("round ") for line in said) == 4 - before
+
+    def test_the_last_round_is_not_played_for_nobody(self, tmp_path: Path) -> None:
+        directory, said = _paused(tmp_path, lambda _: {0, 1, 2}, begin=2, patience=60.0)
+        assert sum(line.startswith("round ") for line in said) == 3
+        assert _state(directory) == "failed"
 
     def test_a_quorum_may_be_one(self, tmp_path: Path) -> None:
         _, said = _paused(tmp_path, lambda _: {0, 1}, quorum=1)

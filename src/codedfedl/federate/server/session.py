@@ -136,7 +136,7 @@ class Session:
                 return self._stopped(status)
             if not record.is_setup and watch.fell(metric, record.arrived):
                 raise InputError(watch.alarm(suspects_of(self.federation.judge), names))
-            if driver.played < config.rounds - 1 and not presence.hold(record):
+            if driver.played < config.rounds and not presence.hold(record):
                 return self._stopped(status)
         return True
 
