@@ -59,7 +59,7 @@ COMMAND_SECONDS = 180.0
 LOOK_SECONDS = 0.3
 
 # Seconds for which a command waits for a server that was started just before it.
-STARTING_SECONDS = 30.0
+STARTING_SECONDS = 90.0
 
 # Seconds between two warnings of certificates that expire.
 DAY_SECONDS = 86400.0
@@ -210,7 +210,7 @@ def running(home: Path, say: Say | None = None) -> Superlink:
                     "its file with --federation"
                 ) from None
         if not is_waiting and say is not None:
-            say(f"waiting for the server of {home}")
+            say(f"waiting for the server of {home}, which codedfedl federate serve starts")
         is_waiting = True
         time.sleep(LOOK_SECONDS)
     authority = None if served["authority"] is None else Path(served["authority"])
