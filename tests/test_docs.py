@@ -24,7 +24,7 @@ PAGES = [
     "docs/notebooks.md",
     *sorted(f"docs/tutorials/{p.name}" for p in ROOT.glob("docs/tutorials/*.md")),
 ]
-NEED_EXTRAS = ("docs/tutorials/text-classifier.md",)
+NEED_EXTRAS = ("docs/tutorials/learned-features.md", "docs/tutorials/text-classifier.md")
 SECONDS = 120
 
 _FENCE = re.compile(

@@ -4,7 +4,7 @@ import numpy as np
 
 _PURPOSES = (
     *("fleet", "partition", "delays", "setup", "subset", "code", "order", "noise", "audit"),
-    *("server", "scheme", "model"),  # new ones come last: a stream is known by its place
+    *("server", "scheme", "model", "tangent"),  # new ones come last: a stream is known by its place
 )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from codedfedl.arrays import Array, IntArray
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.learner import Learner, LeastSquares
 from codedfedl.learning.optimisers import Chain, Optimiser, Schedule, step
+
+if TYPE_CHECKING:
+    from codedfedl.learning.features import FeatureMap
 
 
 def workload_of(learner: Learner, features: int, labels: int) -> Workload:
@@ -43,6 +46,9 @@ class Task:
         Bound on the squared norm of a point's features; ∞ if there is none.
     learner
         What is trained; by default least squares on the workload's q features and c labels.
+    features
+        A map of the clients' points that was made in the course of the run, on which the task
+        trains; None: their points as they are.
     """
 
     workload: Workload
@@ -54,6 +60,7 @@ class Task:
     raw_bits: int = 0
     largest_square: float = np.inf
     learner: Learner = None  # type: ignore[assignment]
+    features: "FeatureMap | None" = None
 
     def __post_init__(self) -> None:
         if not self.learner:

@@ -5,7 +5,7 @@ long *one point* and *one packet* take. A `Fleet` adds ℓ_j, the points of each
 how fast a processor and a link are, and a `Workload` how much of both a point and a packet need.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -207,6 +207,16 @@ class Devices(Columns):
     def fleet(self, workload: Workload, points: npt.ArrayLike) -> Fleet:
         """Return the fleet that these devices are for a workload, with `points` per round."""
         return Fleet.of(self.parameters(workload), points)
+
+
+def with_workload(fleet: Fleet, before: Workload, after: Workload) -> Fleet:
+    """Return the same clients for another workload, whose points and packets differ in size."""
+    return replace(
+        fleet,
+        rate=fleet.rate * before.point_macs / after.point_macs,
+        packet_time=fleet.packet_time * after.packet_bits / before.packet_bits,
+        packet_time_up=fleet.packet_time_up * after.packet_bits_up / before.packet_bits_up,
+    )
 
 
 def fleet_of(delays: DelayModel, points: npt.ArrayLike, needed_for: str) -> Fleet:

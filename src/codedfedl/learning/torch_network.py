@@ -219,6 +219,28 @@ class TorchNetwork(Learner):
             moved[active] = after - pull
         return _like(moved, models)
 
+    def point_gradients(self, model: Array, points: Array, combination: Array, skip: int) -> Array:
+        """Return the gradient of f(x)·a at every point, shape (k, p′).
+
+        Parameters
+        ----------
+        combination : array of shape (c,)
+            a.
+        skip
+            So many of the module's first tensors are left out.
+        """
+        flat, given, direction = _tensors(model, points, combination)
+        tensors, made = self._function.split(flat), []
+        for start in range(0, len(given), ROWS_TOGETHER):
+            part = given[None, start : start + ROWS_TOGETHER]
+            copies = [tensor.expand(part.shape[1], *tensor.shape) for tensor in tensors]
+            wanted = [copy.detach().requires_grad_() for copy in copies[skip:]]
+            with _deterministic(flat):
+                scores = self._function.many_outputs([*copies[:skip], *wanted], part)
+                slopes = import_torch().autograd.grad((scores * direction).sum(), wanted)
+            made.append(import_torch().cat([slope.flatten(1) for slope in slopes], 1))
+        return _like(import_torch().cat(made), model)
+
     def check(self, targets: Array) -> None:
         """Refuse targets that the loss cannot be taken of."""
         given = np.asarray(targets)

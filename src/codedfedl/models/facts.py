@@ -76,13 +76,26 @@ class StoredNetwork(_Stored):
     fingerprint: list[FiniteFloat]
 
 
+class StoredTangent(_Stored):
+    """The settings of tangent features, with the network whose parameters are in the file."""
+
+    kind: Literal["tangent"]
+    n_components: _Count
+    parts: str | int
+    seed: _Seed
+    network: StoredNetwork
+    fingerprint: list[FiniteFloat]
+
+
 def _kind_of_map(features: Any) -> str:
-    is_encoder = isinstance(features, Mapping) and features.get("kind") == "encoder"
-    return "encoder" if is_encoder else "drawn"
+    kind = features.get("kind") if isinstance(features, Mapping) else None
+    return str(kind) if kind in ("encoder", "tangent") else "drawn"
 
 
 _Map = Annotated[
-    Annotated[DrawnMap, Tag("drawn")] | Annotated[StoredEncoder, Tag("encoder")],
+    Annotated[DrawnMap, Tag("drawn")]
+    | Annotated[StoredEncoder, Tag("encoder")]
+    | Annotated[StoredTangent, Tag("tangent")],
     Discriminator(_kind_of_map),
 ]
 
@@ -121,7 +134,7 @@ def _parsed(name: str, kind: TypeAdapter[Any], text: npt.NDArray[Any]) -> Any:
         return kind.validate_json(str(text))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    parts = [str(part) for part in first["loc"] if part not in ("drawn", "encoder")]
+    parts = [str(part) for part in first["loc"] if part not in ("drawn", "encoder", "tangent")]
     where = ".".join(parts) or name
     if first["type"] == "missing":
         raise InputError(f"{where} is missing: {_AGAIN}")

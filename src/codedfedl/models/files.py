@@ -19,6 +19,7 @@ from codedfedl.learning.features import (
     FEATURES,
     Encoder,
     FeatureMap,
+    Tangent,
     Tiles,
     encoder_of,
     feature_map,
@@ -32,6 +33,7 @@ from codedfedl.models.facts import (
     DrawnMap,
     StoredEncoder,
     StoredNetwork,
+    StoredTangent,
     checked_arrays,
     read_facts,
 )
@@ -59,7 +61,9 @@ def save_model(model: Model, path: str | Path) -> None:
             f"of the package's, which are {', '.join(FEATURES)}, nor a dataclass of a module that "
             "is made from n_components, sigma, seed and tiles alone"
         )
-    if isinstance(model.features, Encoder):
+    if isinstance(model.features, Tangent):
+        settings["network"] = _network_facts(model.features.learner, model.features.model)
+    if isinstance(model.features, Encoder | Tangent):
         settings["fingerprint"] = fingerprint(model.features, model.inputs).tolist()
     versions = {"codedfedl": __version__, "numpy": np.__version__}
     versions["python"] = platform.python_version()
@@ -74,10 +78,10 @@ def save_model(model: Model, path: str | Path) -> None:
         "preparation": None if model.preparation is None else asdict(model.preparation),
     }
     if isinstance(model.learner, TorchNetwork):
-        settings = {name: getattr(model.learner, name) for name in _NETWORK}
-        outputs = _network_fingerprint(model.learner, model.weights).tolist()
-        facts["network"] = settings | {"fingerprint": outputs}
+        facts["network"] = _network_facts(model.learner, model.weights)
     optional = {name: getattr(model, name) for name in _OPTIONAL}
+    if isinstance(model.features, Tangent):
+        optional["tangent"] = model.features.model
     if model.classes is not None and all(isinstance(name, str) for name in model.classes):
         optional["classes"] = model.classes.astype(np.str_)
     arrays: Arrays = {
@@ -116,7 +120,10 @@ def load_model(path: str | Path, encoder: Any = None, *, trust: bool = False) ->
     texts = _read_texts(path)
     try:
         facts = read_facts(texts["facts"], texts.get("card"))
-        features = _features(facts.features, encoder, facts.inputs, trust=trust)
+        if isinstance(facts.features, StoredTangent):
+            features: FeatureMap = _tangent(facts.features, facts.inputs, path, trust=trust)
+        else:
+            features = _features(facts.features, encoder, facts.inputs, trust=trust)
         known = {name: getattr(facts, name) for name in _FACTS}
         held = read_arrays(path, ("weights", *_OPTIONAL))
         if facts.network is None:
@@ -154,6 +161,16 @@ def _features(
     return known
 
 
+def _tangent(how: StoredTangent, inputs: int, path: Path, *, trust: bool) -> Tangent:
+    """Return the tangent features of the network in a file."""
+    model = read_arrays(path, ("tangent",)).get("tangent", np.zeros(0))
+    network = _network(how.network, inputs, model, trust=trust)
+    features = Tangent(network, model, how.n_components, how.parts, how.seed)
+    if not same_map(fingerprint(features, inputs), np.array(how.fingerprint)):
+        raise InputError("its tangent features differ from those it was trained on: train it again")
+    return features
+
+
 def _check_trust(what: str, trusted: bool) -> None:
     """Refuse to import what a file names, unless its user trusts it."""
     if not trusted:
@@ -182,6 +199,12 @@ def _network(how: StoredNetwork, inputs: int, weights: FloatArray, *, trust: boo
             "outputs differ; use that version of it"
         )
     return network
+
+
+def _network_facts(network: Any, weights: FloatArray) -> dict[str, Any]:
+    """Return what a file says of a network beside its parameters."""
+    settings = {name: getattr(network, name) for name in _NETWORK}
+    return settings | {"fingerprint": _network_fingerprint(network, weights).tolist()}
 
 
 def _network_fingerprint(network: TorchNetwork, weights: FloatArray) -> FloatArray:

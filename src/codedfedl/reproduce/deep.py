@@ -39,9 +39,10 @@ class _Setting:
 
     @cached_property
     def scheme(self) -> Scheme:
-        """The scheme."""
+        """The scheme, or that of the phase which trains a network."""
         first = self.outcomes[0]
-        return make_scheme(first.scheme, first.cell.scheme_settings)
+        made = make_scheme(first.scheme, first.cell.scheme_settings)
+        return getattr(made, "network_scheme", made)
 
     @property
     def load(self) -> str:

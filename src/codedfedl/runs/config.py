@@ -13,8 +13,17 @@ from codedfedl.data import Dataset, partition
 from codedfedl.data.loading import DATASET_NAMES
 from codedfedl.data.partitions import shards_by_name
 from codedfedl.errors import InputError
-from codedfedl.learning.features import Encoder, FeatureMap, feature_map, load_encoder, safe_step
+from codedfedl.learning.features import (
+    Encoder,
+    FeatureMap,
+    Identity,
+    Tangent,
+    feature_map,
+    load_encoder,
+    safe_step,
+)
 from codedfedl.learning.optimisers import Schedule
+from codedfedl.models.files import load_model
 from codedfedl.runs.sections import (
     DataConfig,
     FeaturesConfig,
@@ -143,6 +152,17 @@ class Experiment(Section):
                 f"data.text is {self.data.text!r}, and features.kind is {kind!r}, which takes "
                 "numbers: choose features.kind = 'encoder'"
             )
+        if kind == "tangent":
+            network = load_model(config.network) if config.network else None
+            if network is None:
+                return feature_map(kind, 1, 1.0, seed)  # says what is missing
+            if not isinstance(network.features, Identity):
+                raise InputError(
+                    f"features.network is {config.network!r}, which is not a network on raw "
+                    "points: name the model.npz of a run with model.kind = 'torch'"
+                )
+            count, parts = config.n_components, config.parts
+            return Tangent(network.learner, network.weights, count, parts, seed)
         tiles = config.tiles(image)
         return feature_map(kind, config.components(points), config.known_sigma, seed, tiles)
 

@@ -145,8 +145,8 @@ class FeaturesConfig(Section):
     Attributes
     ----------
     kind
-        ``fourier``, ``structured``, ``patches``, ``identity``, ``encoder``, or ``module:Class``, a
-        map of one's own. A scheme may have its own.
+        ``fourier``, ``structured``, ``patches``, ``identity``, ``encoder``, ``tangent``, or
+        ``module:Class``, a map of one's own. A scheme may have its own.
     n_components
         Number of features; ``auto`` is as many as the points bear (`components_for`).
     sigma
@@ -160,6 +160,11 @@ class FeaturesConfig(Section):
         Multiply-accumulates of the encoder for a point; counted for an ONNX file.
     normalise
         Whether the encoder's outputs are divided by their norm.
+    network
+        The model file of a trained network, of ``tangent``.
+    parts
+        Of ``tangent``: the gradient by ``all`` parameters, by those of the ``last`` layer, or by so
+        many of the last tensors.
     """
 
     kind: FeatureKind = "structured"
@@ -172,6 +177,8 @@ class FeaturesConfig(Section):
     encoder: str | None = None
     operations: NonNegativeInt | None = None
     normalise: bool = True
+    network: str | None = None
+    parts: Literal["all", "last"] | PositiveInt = "all"
 
     def tiles(self, image: tuple[int, int, int] | None = None) -> Tiles:
         """Return how images are cut; `image` is what the data say of their shape."""
@@ -400,7 +407,14 @@ class SchemeConfig(BaseModel):
 
     def labelled(self, name: str) -> str:
         """Return the label with a name for the scheme."""
-        settings = self.settings
+        settings: dict[str, Any] = {}
+        for key, value in self.settings.items():  # some are tables of settings themselves
+            nested = (
+                {f"{key} {name}": part for name, part in value.items()}
+                if isinstance(value, dict)
+                else {}
+            )
+            settings |= nested or {key: value}
         code = " ".join(str(settings.pop(key)) for key in ("code", "nonzeros") if key in settings)
         words = [
             f"{100 * value:.4g}%"

@@ -3,6 +3,7 @@
 The arrays of setting s of unit k are called ``k/s/…``.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -18,6 +19,8 @@ from codedfedl.core.record import Record, packed, unpacked
 from codedfedl.core.task import State
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import TIME_PARTS
+from codedfedl.learning.features import Tangent, map_settings
+from codedfedl.learning.learner import Learner
 from codedfedl.models.model import fitted_temperature
 from codedfedl.random import stream
 from codedfedl.runs.directory import Checkpoint
@@ -109,11 +112,28 @@ def result_arrays(simulation: Simulation, cells: Sequence[Cell], number: int) ->
         kept = {f"story/{name}": values for name, values in client_columns(setting).items()}
         if not only_private(setting.scheme.disclosure):  # the privacy budget does not cover this
             kept |= _final_metrics(simulation, setting)
-            if setting.state.task.learner.quadratic:
+            if setting.state.task.learner.quadratic and setting.state.task.features is None:
                 facts |= _exact_facts(simulation, setting, cell.experiment.training)
+        if isinstance(setting.state.task.features, Tangent):
+            kept |= stored_tangent(setting.state.task.features)
         kept |= {f"fact/{name}": np.array([value]) for name, value in facts.items()}
         arrays |= {f"{number}/{s}/{name}": values for name, values in kept.items()}
     return arrays
+
+
+def stored_tangent(features: Tangent) -> Checkpoint:
+    """Return a network that was linearised, and how."""
+    settings = np.array(json.dumps(map_settings(features)))
+    return {"tangent/network": features.model, "tangent/settings": settings}
+
+
+def tangent_of(stored: Checkpoint, learner: Learner) -> Tangent | None:
+    """Return the tangent features that `stored_tangent` has kept, if there are some."""
+    if "tangent/network" not in stored:
+        return None
+    known = json.loads(str(stored["tangent/settings"]))
+    count, parts, seed = known["n_components"], known["parts"], known["seed"]
+    return Tangent(learner, stored["tangent/network"], count, parts, seed)
 
 
 def _exact_facts(
@@ -127,7 +147,7 @@ def _exact_facts(
     if training.target is None:
         exact = simulation.objectives.of(task).best.astype(np.float32)
         model = asarray_like(exact, setting.state.model)
-        facts["exact_metric"] = float(simulation.measuring.metrics(task.learner, [model])[0])
+        facts["exact_metric"] = float(simulation.measuring.metrics(task, [model])[0])
     if training.objective:
         facts["explained"] = simulation.objectives.of(task).explained
     return facts
@@ -137,18 +157,19 @@ def _exact_facts(
 def _final_metrics(simulation: Simulation, setting: Setting) -> Checkpoint:
     """Evaluate a setting's last model on the training points."""
     model, task = setting.state.model, setting.state.task
-    parts = chain.from_iterable(batch.parts() for batch in simulation.problem.batches)
+    problem = simulation.problems.of(task)
+    parts = chain.from_iterable(batch.parts() for batch in problem.batches)
     total = sum(task.learner.loss(model, *part) for part in parts)
     penalty = task.ridge * float((to_host(model).astype(np.float64) ** 2).sum())
     arrays = {"objective": np.array(total / float(task.held.sum()) + penalty / 2)}
-    if simulation.problem.test_classes is None:
-        return arrays | {"offset": simulation.problem.target_mean}
+    if problem.test_classes is None:
+        return arrays | {"offset": problem.target_mean}
     return arrays | {"temperature": np.array(_temperature(simulation, setting.state))}
 
 
 def _temperature(simulation: Simulation, state: State) -> float:
     """Fit the temperature on training points, as many of each mini-batch."""
-    batches, outputs, targets = simulation.problem.batches, [], []
+    batches, outputs, targets = simulation.problems.of(state.task).batches, [], []
     for b, batch in enumerate(batches):
         order = stream(simulation.seed, "subset", b).permutation(len(batch.targets))
         rows = np.sort(order[: -(-CALIBRATION_POINTS // len(batches))])

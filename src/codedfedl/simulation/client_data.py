@@ -1,7 +1,7 @@
 """The clients' data on one device: dealt, embedded, and ready to be trained on."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from operator import add
 from typing import Any
@@ -224,6 +224,33 @@ def embedded(
         to_device(dataset.test_labels, device) if dataset.is_classification else None,
         mean,
     )
+
+
+class Problems:
+    """What settings train on: the points as they were embedded, or under a map made in a run."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._known: dict[FeatureMap | None, Problem] = {None: problem}
+
+    def of(self, task: Task) -> Problem:
+        """Return the data of a task."""
+        features = task.features
+        if features is not None and features not in self._known:
+            self._known[features] = remapped(self._known[None], features)
+        return self._known[features]
+
+
+def remapped(problem: Problem, features: FeatureMap) -> Problem:
+    """Map the points of a problem once more."""
+
+    def embed(points: Array) -> Any:
+        if isinstance(points, Streamed) or too_large(len(points), features.size(points.shape[1])):
+            return Streamed(features, points, np.arange(len(points)))
+        return features.transform(points)
+
+    batches = [replace(batch, features=embed(batch.features)) for batch in problem.batches]
+    tested = features.transform(problem.test_features)
+    return replace(problem, batches=batches, test_features=tested)
 
 
 def _mapping(

@@ -9,6 +9,7 @@ alone; the other also charges what the clients do before the first round.
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -24,13 +25,13 @@ from codedfedl.core.work import Window, Work
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.devices import Fleet, fleet_of
+from codedfedl.fleet.devices import Fleet, fleet_of, with_workload
 from codedfedl.random import stream
 from codedfedl.simulation.assignments import Arrivals, Assignment, outcome_of
 
 OWN_PACE = "embedding until a deadline"
 """What measured delays cannot play."""
-_EMBED, _SLOWNESS, _LOSSES, _OTHER, _MORE_PACKETS, _WITH_MODEL = 0, 3, 4, 5, 6, 7
+_EMBED, _SLOWNESS, _LOSSES, _OTHER, _MORE_PACKETS, _WITH_MODEL, _ANNOUNCED = 0, 3, 4, 5, 6, 7, 8
 _STEP_OF_KIND = {"parity": 1, "gram": 2}  # Streams of work without a model; others share one.
 
 
@@ -57,6 +58,15 @@ class Clock:
     def slowness(self) -> FloatArray:
         """Of each client's processor while it embeds at its own pace."""
         return stream(self.seed, "setup", _SLOWNESS).standard_exponential(self.task.clients)
+
+    def for_task(self, task: Task) -> "Clock":
+        """Return the same luck of the same clients for another task."""
+        other = copy(self)
+        vars(other).pop("embedding_speed", None)
+        other.task = task
+        other.model = with_workload(self.fleet, self.task.workload, task.workload)
+        vars(other)["fleet"] = other.model
+        return other
 
     def seconds_of_round(self, round_: int, cost: Cost) -> FloatArray:
         """Return when each answer arrives, of one packet, in a round."""
@@ -125,6 +135,12 @@ class Draws:
         compute, upload = plain.sample_seconds(self.clock.model, workload, luck)
         return compute, upload + self._more_packets(work, loads, plain.packets(workload), luck)
 
+    def announcement(self, numbers: int) -> FloatArray:
+        """Draw the seconds in which clients receive so many numbers."""
+        workload, luck = self.task.workload, self._stream(_ANNOUNCED, SETUP)
+        packets = np.ceil(workload.sent_bits(numbers) / workload.packet_bits - 1e-9)
+        return self.clock.model.upload(np.full(self.task.clients, int(packets)), luck)
+
     def upload(self, round_: int, cost: Cost) -> FloatArray:
         """Draw the seconds of uploading block parity."""
         packets = cost.packets(self.task.workload)
@@ -181,6 +197,22 @@ class Timeline:
     def pending(self) -> Sequence[Assignment]:
         """What the clients are still busy with."""
         return list(self._jobs.values())
+
+    def begin(self, task: Task) -> None:
+        """Go on with another task: clients drop their work, and are sent its feature map.
+
+        A client that is still receiving the map owes the points that it could have embedded
+        meanwhile; its link is taken to be no slower down than up.
+        """
+        if task is self.task:
+            return
+        sent = self.draws.announcement(getattr(task.features, "sent_numbers", 0))
+        self.task, self.clock = task, self.clock.for_task(task)
+        self.draws.clock, self.draws.task = self.clock, task
+        self._jobs.clear()
+        self._idle_since = np.full(task.clients, self.now)
+        self._embedded = -sent * self.clock.embedding_speed
+        self._answered = np.zeros_like(self._answered)
 
     def exchange(self, ask: Ask, round_: int) -> Arrivals:
         """Ask the idle clients, and wait."""

@@ -23,7 +23,7 @@ from codedfedl.privacy.fixed_point import noise_steps
 from codedfedl.random import stream
 from codedfedl.runs.tables import stated_facts
 from codedfedl.simulation.assignments import Arrivals, Assignment
-from codedfedl.simulation.client_data import Problem, SimulatedClient
+from codedfedl.simulation.client_data import Problem, Problems, SimulatedClient
 from codedfedl.simulation.clock import OWN_PACE, Clock, Timeline, has_own_pace
 from codedfedl.simulation.evaluation import Measuring
 from codedfedl.simulation.fast import FastSums, Question
@@ -149,7 +149,8 @@ class Simulation:
         self.fast = FastSums(problem.batches, len(entries), seed) if fast else None
         self.rounds = max(entry.task.rounds for entry in entries)
         self.objectives = Objectives(problem.batches)
-        self.measuring = Measuring(problem, fast=fast)
+        self.problems = Problems(problem)
+        self.measuring = Measuring(self.problems, problem, fast=fast)
         clocks: dict[tuple[Task, DelayModel], Clock] = {}
         self.settings = []
         for entry in entries:
@@ -218,6 +219,7 @@ class Simulation:
         arrivals = []
         for setting, ask in asked:
             round_ = setting.driver.round
+            setting.timeline.begin(setting.state.task)
             arrivals.append(setting.timeline.exchange(ask, round_))
             if ask.keep_late:
                 setting.models[round_] = setting.driver.question
@@ -239,14 +241,14 @@ class Simulation:
         pairs = list(zip(settings, arrivals, strict=True))
         summed: dict[int, Inbox] = {}
         if self.fast is not None:
-            summed = self.fast.inboxes(
-                [
-                    Question(
-                        s.label, a.ask, a.loads, a.arrived, s.driver.question, s.state.task.learner
-                    )
-                    for s, a in pairs
-                ]
-            )
+            plain = [k for k, (s, _) in enumerate(pairs) if s.state.task.features is None]
+            questions = [
+                Question(
+                    s.label, a.ask, a.loads, a.arrived, s.driver.question, s.state.task.learner
+                )
+                for s, a in (pairs[k] for k in plain)
+            ]
+            summed = {plain[k]: inbox for k, inbox in self.fast.inboxes(questions).items()}
         left = [
             (setting, job)
             for k, (setting, arrival) in enumerate(pairs)
@@ -290,8 +292,9 @@ class Simulation:
 
     def _job(self, setting: Setting, job: Assignment) -> NetworkJob:
         """Return what a client is to do, with the model that it was asked about."""
-        learner = setting.state.task.learner
-        client = SimulatedClient(self.problem.batches, job.client, self.seed, learner=learner)
+        task = setting.state.task
+        data = self.problems.of(task).batches
+        client = SimulatedClient(data, job.client, self.seed, learner=task.learner)
         model = setting.models.get(job.round, setting.driver.question)
         return NetworkJob(job.work.for_client(job.client), client, job.load, model)
 

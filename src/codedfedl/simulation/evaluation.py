@@ -14,16 +14,16 @@ that the accuracy depends on the model alone, and not on which rounds are scored
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, is_numpy_array
 
 from codedfedl.arrays import Array, IntArray, Mask, to_host
-from codedfedl.learning.learner import Learner
+from codedfedl.core.task import Task
 from codedfedl.learning.metrics import accuracy, r_squared
-from codedfedl.simulation.client_data import Problem
+from codedfedl.simulation.client_data import Problem, Problems
 from codedfedl.simulation.fast import side_by_side
 
 if TYPE_CHECKING:
@@ -49,15 +49,15 @@ class Measuring:
         Settings with the number of a record that has no metric yet, and its model.
     """
 
-    def __init__(self, problem: Problem, *, fast: bool = True) -> None:
-        self.problem = problem
+    def __init__(self, problems: Problems, problem: Problem, *, fast: bool = True) -> None:
+        self.problems = problems
         self.waiting: list[tuple[Setting, int, Array]] = []
         self._scores = Scores.of(problem) if fast else None
 
     @property
     def can_wait(self) -> bool:
         """Whether all that waits is better measured with that of the next rounds."""
-        linear = (setting.state.task.learner.quadratic for setting, _, _ in self.waiting)
+        linear = (_on_points(setting.state.task) for setting, _, _ in self.waiting)
         return bool(self.waiting) and self._scores is not None and all(linear)
 
     def add(self, settings: Sequence["Setting"]) -> None:
@@ -89,16 +89,16 @@ class Measuring:
     @np.errstate(over="ignore", invalid="ignore")  # what diverges is a result, not an error
     def finish(self) -> None:
         """Give all records that wait their metric."""
-        together: dict[Learner, list[tuple[Setting, int, Array]]] = {}
+        together: dict[Any, tuple[Task, list[tuple[Setting, int, Array]]]] = {}
         for record in self.waiting:
-            together.setdefault(record[0].state.task.learner, []).append(record)
+            task = record[0].state.task
+            together.setdefault((task.learner, task.features), (task, []))[1].append(record)
         self.waiting = []
-        for learner, members in together.items():
-            scores = self._scores if learner.quadratic else None
-            if scores is not None:
-                metrics = iter(self._scored(scores, members))
+        for task, members in together.values():
+            if self._scores is not None and _on_points(task):
+                metrics = iter(self._scored(self._scores, members))
             else:
-                every = self.metrics(learner, [model for _, _, model in members])
+                every = self.metrics(task, [model for _, _, model in members])
                 metrics = iter(to_host(every).tolist())
             for setting, k, _ in members:
                 setting.records[k] = replace(setting.records[k], metric=next(metrics))
@@ -112,9 +112,9 @@ class Measuring:
         accuracies = {label: iter(each) for label, each in scores.accuracies(models).items()}
         return [next(accuracies[setting.label]) for setting, _, _ in members]
 
-    def metrics(self, learner: Learner, models: Sequence[Array]) -> Array:
+    def metrics(self, task: Task, models: Sequence[Array]) -> Array:
         """Return the accuracy or R² of models: of linear ones, all in one product."""
-        problem = self.problem
+        problem, learner = self.problems.of(task), task.learner
         if learner.quadratic:
             predictions = stacked_predictions(problem.test_features, models)
         else:
@@ -124,6 +124,11 @@ class Measuring:
         if problem.test_classes is not None:
             return accuracy(predictions, problem.test_classes)
         return r_squared(predictions, problem.test_targets)
+
+
+def _on_points(task: Task) -> bool:
+    """Whether a linear model is trained on the points as they were embedded."""
+    return task.learner.quadratic and task.features is None
 
 
 def stacked_predictions(features: Array, models: Sequence[Array]) -> Array:

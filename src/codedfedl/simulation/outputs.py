@@ -15,7 +15,8 @@ from codedfedl.core.record import Record, metric_name, unpacked
 from codedfedl.data import Dataset
 from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
-from codedfedl.learning.features import map_settings
+from codedfedl.learning.features import FeatureMap, Identity, Tangent, map_settings
+from codedfedl.learning.learner import Learner, LeastSquares
 from codedfedl.models.model import Model
 from codedfedl.privacy.accounting import Account
 from codedfedl.random import stream
@@ -23,7 +24,7 @@ from codedfedl.runs.directory import Checkpoint, RunDirectory
 from codedfedl.runs.grid import Cell
 from codedfedl.runs.tables import CellRun
 from codedfedl.schemes import scheme_class
-from codedfedl.simulation.checkpoint import CALIBRATION_POINTS, part_of
+from codedfedl.simulation.checkpoint import CALIBRATION_POINTS, part_of, tangent_of
 from codedfedl.simulation.pooled import pooled_metrics
 from codedfedl.simulation.units import SeedUnit
 
@@ -56,11 +57,29 @@ class Finished:
         """What its scheme has stated."""
         return {name: value.item() for name, value in part_of(self.stored, "fact/").items()}
 
+    @cached_property
+    def tangent(self) -> Tangent | None:
+        """The features that it has made of a network, if it has."""
+        return tangent_of(self.stored, self.unit.learner(self.cell))
+
+    @property
+    def features(self) -> FeatureMap:
+        """What its model is linear in, or what its network takes."""
+        return self.tangent or self.unit.features
+
+    @property
+    def learner(self) -> Learner:
+        """What its model is the model of."""
+        if self.tangent:
+            return LeastSquares(*self.stored["model"].shape)
+        return self.unit.learner(self.cell)
+
     @property
     def usable(self) -> bool:
         """Whether it can predict: it has not diverged, and its map can be saved."""
         finite = np.isfinite(self.stored["model"]).all() and not np.isnan(self.objective)
-        return bool(finite and map_settings(self.unit.features))
+        on_points = not self.tangent or isinstance(self.unit.features, Identity)
+        return bool(finite and on_points and map_settings(self.features))
 
     @property
     def objective(self) -> float:
@@ -153,7 +172,7 @@ def _model(trained: Finished, privacy: dict[str, Any] | None) -> Model:
     temperature = stored["temperature"].item() if "temperature" in stored else None
     origin, offset = dataset.origin, stored.get("offset")
     return Model(
-        features=trained.unit.features,
+        features=trained.features,
         weights=stored["model"],
         inputs=dataset.inputs.shape[1],
         classes=_classes(dataset),
@@ -166,7 +185,7 @@ def _model(trained: Finished, privacy: dict[str, Any] | None) -> Model:
         temperature=temperature,
         preparation=origin.preparation,
         card=_card(trained, temperature) | {"privacy": privacy},
-        learner=trained.unit.learner(trained.cell),
+        learner=trained.learner,
     )
 
 
@@ -190,7 +209,7 @@ def _card(trained: Finished, temperature: float | None) -> dict[str, Any]:
         "setting": cell.label,
         "settings": cell.settings,
         "seed": trained.unit.seed,
-        "features": map_settings(trained.unit.features),
+        "features": map_settings(trained.features),
         "fleet": cell.experiment.fleet.name,
         **totals(records),
         "simulated": True,

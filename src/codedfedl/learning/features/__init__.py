@@ -18,6 +18,7 @@ from codedfedl.learning.features.base import FeatureMap, Identity
 from codedfedl.learning.features.encoder import Encoded, Encoder, encoder_of, load_encoder
 from codedfedl.learning.features.fourier import RandomFourier, Semilinear, Structured
 from codedfedl.learning.features.patches import Patches, Tiles
+from codedfedl.learning.features.tangent import Tangent
 from codedfedl.random import stream
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "RandomFourier",
     "Semilinear",
     "Structured",
+    "Tangent",
     "Tiles",
     "encoder_of",
     "feature_map",
@@ -54,7 +56,7 @@ FEATURES: dict[str, type[FeatureMap]] = {
 }
 """Every kind of feature map that comes with the package, and is drawn from a seed."""
 
-FEATURE_KINDS = (*FEATURES, "encoder")
+FEATURE_KINDS = (*FEATURES, "encoder", "tangent")
 """Every kind of feature map; ``module:Class`` is a user's own."""
 
 
@@ -89,6 +91,11 @@ def feature_map(
     A map is made from those of `n_components`, `sigma`, `seed` and `tiles` that are its fields.
     Only ``encoder`` has an encoder, which is all that it needs.
     """
+    if kind == "tangent":
+        raise InputError(
+            "features.kind is 'tangent', and there is no network: name the model file of one in "
+            "features.network; the nodes of a federation do not take one yet"
+        )
     if kind != "encoder":
         settings: dict[str, Any] = {"n_components": n_components, "sigma": sigma, "seed": seed}
         settings["tiles"] = tiles or Tiles()
@@ -111,6 +118,9 @@ def map_settings(features: FeatureMap) -> dict[str, Any] | None:
     if isinstance(features, Encoder):
         names = ("source", "text", "normalise", "operations", "digest")
         return {"kind": "encoder", **{name: getattr(features, name) for name in names}}
+    if isinstance(features, Tangent):
+        settings = ("n_components", "parts", "seed")
+        return {"kind": "tangent", **{name: getattr(features, name) for name in settings}}
     made = type(features)
     kinds = {known: kind for kind, known in FEATURES.items()}
     kind = kinds.get(made, f"{made.__module__}:{made.__qualname__}")
