@@ -51,6 +51,7 @@ _SCHEME_COLOURS = {
     "fedau": "#5f9e8f",
     "timelyfl": "#8c5a6e",
     "fedcompass": "#4a8fbf",
+    "tangent-newton": "#14663a",
 }
 _SHADES = (0.0, 0.35, -0.3, 0.55, -0.5)  # towards white above 0, towards black below
 
