@@ -161,7 +161,7 @@ class Experiment(Section):
                     f"features.network is {config.network!r}, which is not a network on raw "
                     "points: name the model.npz of a run with model.kind = 'torch'"
                 )
-            count, parts = config.n_components, config.parts
+            count, parts = config.components(points), config.parts
             return Tangent(network.learner, network.weights, count, parts, seed)
         tiles = config.tiles(image)
         return feature_map(kind, config.components(points), config.known_sigma, seed, tiles)

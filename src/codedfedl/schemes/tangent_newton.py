@@ -105,7 +105,7 @@ class TangentNewton(Scheme):
     ridge
         λ of the linear model, whose features have unit length.
     excess
-        Relative excess of the objective for which the set-up is planned, here and by the solver.
+        Relative excess that sampling may cause after the set-up whose half training takes.
     turns
         How often it trains, linearises and solves; a turn begins with the last one's last layer.
     solver
@@ -156,10 +156,7 @@ class TangentNewton(Scheme):
     @property
     def linear_scheme(self) -> Scheme:
         """What trains the linear model."""
-        from codedfedl.schemes import settings_of
-
-        planned = {"excess": self.excess} if "excess" in settings_of(self.solver) else {}
-        return _made(self.solver, planned | self.solving)
+        return _made(self.solver, self.solving)
 
     @property
     def disclosure(self) -> Disclosed:
