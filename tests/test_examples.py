@@ -2,11 +2,14 @@
 
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import codedfedl
 from codedfedl.runs.documents import check
@@ -63,3 +66,14 @@ def test_the_experiment_in_the_docs_is_valid() -> None:
     experiment = check(tomllib.loads("\n".join(parts)), "docs/experiments.md")
     assert experiment.training.target == 0.942
     assert len(cells(experiment)) == 3 * 2 * 2
+
+
+@pytest.mark.extras
+@pytest.mark.skipif("CODEDFEDL_DATA" not in os.environ, reason="needs the real data")
+def test_the_picture_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    race = importlib.import_module("race")
+    results = race.race(0.25)
+    waiting, ours = (result.seeds[0].metric[-1] for result in results)
+    assert ours > waiting + 0.05
+    assert len(race.draw(results).axes[0].lines) == 2
