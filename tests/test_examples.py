@@ -73,7 +73,7 @@ def test_the_experiment_in_the_docs_is_valid() -> None:
 def test_the_picture_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     race = importlib.import_module("race")
-    results = race.race(0.25)
+    results = race.race(0.08)
     waiting, ours = (result.seeds[0].metric[-1] for result in results)
     assert ours > waiting + 0.05
     assert len(race.draw(results).axes[0].lines) == 2
