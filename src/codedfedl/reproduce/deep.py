@@ -232,7 +232,7 @@ def _draw(ax: Any, dataset: str, settings: Sequence[_Setting]) -> None:
     model = settings[0].outcomes[0].cell.model
     ax.set(
         ylim=(len(settings) - 0.4, -0.6),
-        xlabel=f"{unit.name} to the accuracy, everything charged",
+        xlabel=f"{unit.name} to the accuracy, set-up charged",
         title=f"{dataset}, {model}: ours in orange",
     )
     ax.grid(axis="x", alpha=0.3)
