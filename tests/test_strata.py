@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codedfedl.core.protocol import Reply, Task
+from codedfedl.core.record import SETUP
+from codedfedl.fleet.devices import Workload
+from codedfedl.learning.codes import Code
+from codedfedl.learning.optimisers import Schedule
+from codedfedl.learning.parity import ParityRows
 from codedfedl.planning.strata import count_strata, represented_points, shift_within, strata_of
+from codedfedl.schemes.by_class import ByClass
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -88,3 +95,35 @@ def test_strata_of_a_regression_are_signs_and_sizes() -> None:
     assert len({found[0], found[2], found[3]}) == 3
     assert count_strata(values).sum() == len(values)
     np.testing.assert_array_equal(count_strata(np.eye(3)[[0, 2, 2]]), [1, 0, 2])
+
+
+def test_a_client_that_does_not_count_stands_for_itself() -> None:
+    task = Task(Workload(4, 2), 1, np.array([[40, 20, 40]]), 1, Schedule(), 1e-3)
+    said = {0: [30.0, 10.0], 1: [1.0, np.nan]}
+    replies = [Reply(j, SETUP, 1, {"counts": np.array(said[j])}) for j in said]
+    by_class = ByClass.of(replies, task)
+    np.testing.assert_array_equal(by_class.counts.sum(1), task.held)
+    assert (by_class.counts[1:, :2] == 0).all()
+    assert by_class.weights(np.array([4, 2, 40]))[2] == pytest.approx(1)
+    # Nobody else has points of their classes: what others embed makes no difference to them.
+    alone, fewer = (by_class.weights(np.array([k, 2, 20])) for k in (4, 0))
+    np.testing.assert_allclose(alone[1:], fewer[1:])
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_parity_shows_how_far_clients_differ(shift: float) -> None:
+    """Within 0.15 of ρ, on average over 20 draws of the points and their code."""
+    rng, (n, c, q, held) = np.random.default_rng(1), (12, 3, 30, 200)
+    task = Task(Workload(q, c), 1, np.full((1, n), held), 1, Schedule(), 1e-3)
+    labels = np.eye(c)[np.arange(held) % c]
+    counts = ByClass(np.tile(labels.sum(0), (n, 1)))
+    found = []
+    for _ in range(20):
+        means, parity = 0.5 * rng.standard_normal((c, q)), {}
+        for client in range(n):
+            own = means + shift**0.5 * rng.standard_normal((c, q))
+            points = labels @ own + rng.standard_normal((held, q))
+            rows = Code("dealt", 1).mix((points, labels), np.ones(held), held // 10, rng)
+            parity[client] = (ParityRows(*rows), held)
+        found.append(counts.after_parity(parity, task).shift)
+    assert abs(np.mean(found) - shift) < 0.15
