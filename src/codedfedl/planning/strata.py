@@ -29,6 +29,9 @@ __all__ = [
     "strata_of",
 ]
 
+LEAST_WITHIN = 0.05
+"""Share of a class's variance that is within clients, at least, where it is estimated."""
+
 SIZES = 16
 """Strata of the size of a target, of each sign: from 4⁻⁸ to 4⁸."""
 
@@ -165,7 +168,8 @@ def shift_within(
             max((sums[:, k].sum(0) ** 2).sum() - noise[:, k].sum(), 0.0) / max(seen[:, k].sum(), 1)
             for k in range(seen.shape[1])
         ]
-        within = (squares - sum(pooled)) / max(points, 1.0)
+        whole = (squares - sum(pooled)) / max(points, 1.0)  # with what is between clients
+        within = max(whole - max(between - chance, 0.0) / max(room, 1e-300), LEAST_WITHIN * whole)
     if not within > 0 or not room > 0:
         return 0.0
     return float(max(between - chance, 0.0) / (room * within))
