@@ -161,6 +161,13 @@ class TestQuorum:
         assert sum(line.startswith("round ") for line in said) == 3
         assert _state(directory) == "failed"
 
+    def test_who_is_back_is_asked_at_once(self, tmp_path: Path) -> None:
+        """What they were asked before, and can answer no more, keeps nobody busy."""
+        scheme = {"name": "coded-newton", "setup_deadline": 20.0, "mixing": 10}
+        _, said = _paused(tmp_path, lambda now: {0, 1, 2} if now < 500.0 else set(), scheme=scheme)
+        rounds = [line for line in said if line.startswith("round ")]
+        assert ["3 arrived" in line for line in rounds] == [True, False, True, True]
+
     def test_a_quorum_may_be_one(self, tmp_path: Path) -> None:
         _, said = _paused(tmp_path, lambda _: {0, 1}, quorum=1)
         assert not any(line.startswith("paused") for line in said)

@@ -83,9 +83,11 @@ class Presence:
         held = {arrival.question for arrival in asking.held}
         wanted = (set(asking.pending) | set(greetings)) - held
         for arrival in transport.gather(wanted, until):
-            if greetings.pop(arrival.question, None) is None:
-                asking.held.append(arrival)
+            is_greeting = greetings.pop(arrival.question, None) is not None
             if arrival.status == "answer":
                 present.add(arrival.client)
+                asking.held += [] if is_greeting else [arrival]
+            elif not is_greeting:  # no answer will come: the client is asked again
+                del asking.pending[arrival.question]
         transport.sleep(max(0.0, until - transport.now()))
         return present
