@@ -90,9 +90,9 @@ class World(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Wait for all."""
-        identities = set(self.push_messages(messages))
+        identities, until = set(self.push_messages(messages)), self.clock + (timeout or inf)
         replies = []
-        while identities and (reply := self.next(self.clock + (timeout or inf))) is not None:
+        while identities and (reply := self.next(until)) is not None:
             if reply[0] in identities and reply[1] is not None:
                 identities.remove(reply[0])
                 replies.append(reply[1])

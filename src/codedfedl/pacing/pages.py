@@ -35,7 +35,7 @@ class Pages:
     def __init__(self, folder: Path, rounds: list[Facts]) -> None:
         self.folder, self.rounds, self.evaluation_seconds = folder, rounds, 0.0
         self._thread: threading.Thread | None = None
-        self._written, self._pause = 0, threading.Event()
+        self._written, self._problem, self._pause = 0, "", threading.Event()
 
     def write_in_background(self) -> None:
         """Bring everything up to date, unless that is being done."""
@@ -67,7 +67,9 @@ class Pages:
             self._write(rounds, running)
             self._written = len(rounds)
         except Exception as error:
-            _log.warning("paced: tables and page are not written (%s)", error)
+            if str(error) != self._problem:  # said once
+                _log.warning("paced: tables and page are not written (%s)", error)
+            self._problem = str(error)
 
     def _write(self, rounds: list[Facts], running: bool) -> None:
         from codedfedl.fitting.fit import fit
