@@ -117,8 +117,8 @@ def reason_of_end(
     if UNKNOWN in " ".join(said):
         return (
             f"{server} does not know the key of {name}: its operator admits it with codedfedl "
-            f"federate register {name}.pub; or it was revoked; or the server still counts an earlier "
-            f"{name}, which was killed, as connected: for a minute at most"
+            f"federate register {name}.pub; or it was revoked; or the server still counts an "
+            f"earlier {name}, which was killed, as connected: for a minute at most"
         )
     why = said[-1] if said else "without a word"
     clock = (
