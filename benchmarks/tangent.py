@@ -131,7 +131,7 @@ def draw(results: dict[str, list[Any]], folder: Path) -> None:
         ):
             for colour, setting in zip(COLOURS, DRAWN, strict=False):
                 hours, metrics = zip(*results[f"{dataset}, {setting}"][0], strict=True)
-                ax.plot(hours, metrics, color=colour, label=setting)
+                ax.step(hours, metrics, where="post", color=colour, label=setting)
             for target in TARGETS[dataset]:
                 ax.axhline(target, color="#5b6570", lw=0.6, ls=":")
             ax.set_title(dataset)
