@@ -14,7 +14,7 @@ from codedfedl.core.columns import POOLED
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Devices
 from codedfedl.report.outcome_tables import outcome_rows
-from codedfedl.report.results import median_of_all, outcomes, written
+from codedfedl.report.results import Outcome, median_of_all, outcomes, written
 from codedfedl.reproduce.reproduction import Reproduction
 
 DATASETS: dict[str, dict[str, Any]] = {
@@ -79,13 +79,25 @@ def _rows(job: Reproduction, path: Path, dataset: str, split: str, fleet: str) -
                 "natural", changes | fold | network
             )
     every: dict[str, Rows] = {}
-    for run in job.run(experiments).values():
-        for outcome in outcomes(run):
+    reference: Outcome | None = None
+    for name, run in job.run(experiments).items():
+        if "-network-" not in name:
+            reference = outcomes(run)[0]
+        assert reference is not None
+        for outcome in outcomes(run, reference.target):
             (row,) = outcome_rows([outcome])
+            if outcome.cell.model != "linear":  # gains are over the linear model that waits for all
+                row |= {"gain": None, "gain_total": _gain(reference, outcome)}
             row["pooled"] = {name: outcome.fact(name)[0] for name in POOLED}
             every.setdefault(outcome.scheme, []).append(row)
     where = {"dataset": dataset, "fleet": fleet, "split": split}
     return [_joined(rows) | where for rows in every.values()]
+
+
+def _gain(reference: Outcome, outcome: Outcome) -> float | None:
+    """Return how many times sooner a setting is at the target than the reference, charged."""
+    (before,), (after,) = reference.total_hours, outcome.total_hours
+    return before / after if before is not None and after else None
 
 
 def _fleet(job: Reproduction, path: Path, dataset: str, fleet: str, seed: int) -> dict[str, Any]:
