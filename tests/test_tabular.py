@@ -227,7 +227,7 @@ class TestRuns:
     def test_a_tables_own_defaults(self, wards: Path) -> None:
         chosen = Experiment.model_validate({"data": {"name": str(wards)}})
         assert (chosen.features.kind, chosen.ridge(200)) == ("semilinear", 1 / 200)
-        assert (Experiment().features.kind, Experiment().ridge(200)) == ("fourier", 1e-4)
+        assert (Experiment().features.kind, Experiment().ridge(200)) == ("structured", 1e-4)
 
     @pytest.mark.extras
     def test_onnx_takes_raw_columns(self, wards: Path, tmp_path: Path) -> None:
