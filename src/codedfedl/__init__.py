@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from codedfedl.schemes.sketch_solve import SketchSolve
     from codedfedl.schemes.uncoded import Uncoded
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "CFL",
