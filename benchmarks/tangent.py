@@ -3,8 +3,8 @@
 Run with `python -m benchmarks.tangent --data DIR [--seeds N] [--cores N] [--out DIR]`. MNIST and
 Fashion-MNIST are sorted by class, and so is `permuted`: MNIST with one random permutation of its
 pixels, where a network has no convolutions. Set-up is charged. Every setting has the defaults of
-its scheme but for those below, which were fixed after seed 0 had been seen. A table is printed, and the curves
-of the first seed are drawn.
+its scheme but for those below, which were fixed after seed 0 had been seen. A table is printed, and
+the curves of the first seed are drawn.
 """
 
 import argparse
