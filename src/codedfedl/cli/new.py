@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import typer
 
@@ -11,12 +11,22 @@ from codedfedl.cli.output import show, wrote
 from codedfedl.errors import InputError
 
 Goal = Literal["simulate", "compare", "federate"]
-_SCHEMES = {
-    "simulate": ["coded-newton"],
-    "compare": ["coded-newton", "balanced", "one-shot", "uncoded"],
-    "federate": ["coded-newton"],
-}
-_MORE = {"coded-newton": "excess = 0.02", "uncoded": 'optimiser = "block-cg"'}
+_NEWTON = """
+[[schemes]]
+name = "coded-newton"
+excess = 0.02
+"""
+_RIVALS = """
+[[schemes]]
+name = "balanced"
+
+[[schemes]]
+name = "one-shot"
+
+[[schemes]]
+name = "uncoded"
+optimiser = "block-cg"
+"""
 _PARTITION = 'partition = "sorted"   # rows are dealt to clients: sorted by label, iid, dirichlet'
 
 
@@ -67,8 +77,8 @@ def new_command(
     client = client or _asked("Column of clients (empty for none)", "", asks)
     fleet = fleet or _asked("Fleet: paper, phones, or a file", "paper", asks)
     chosen: str = goal or _asked("Goal: simulate, compare or federate", "simulate", asks)
-    if chosen not in _SCHEMES:
-        raise InputError(f"the goal is {chosen!r}: must be {', '.join(_SCHEMES)}")
+    if chosen not in get_args(Goal):
+        raise InputError(f"the goal is {chosen!r}: must be {', '.join(get_args(Goal))}")
     for name in filter(None, (*label.split(","), client)):
         if name.strip() not in columns:
             raise InputError(f"{data} has no column {name.strip()!r}: it has {', '.join(columns)}")
@@ -90,10 +100,7 @@ def _asked(question: str, default: str, asks: bool) -> str:
 
 def _text(data: str, label: str, client: str, fleet: str, goal: str) -> str:
     named = f"client = {json.dumps(client)}" if client else '# client = "..."'
-    schemes = "\n".join(
-        f'\n[[schemes]]\nname = "{name}"' + (f"\n{_MORE[name]}" if name in _MORE else "")
-        for name in _SCHEMES[goal]
-    )
+    schemes = _NEWTON + (_RIVALS if goal == "compare" else "")
     return f"""\
 seeds = [0]            # results are medians over seeds; add 1, 2, ... for ranges
 
@@ -110,5 +117,4 @@ name = {json.dumps(fleet)}    # or phones, or a file: codedfedl fit makes one fr
 
 # [training]
 # target = 0.9         # accuracy to which hours are counted; by default what exact ridge reaches
-{schemes}
-"""
+{schemes}"""

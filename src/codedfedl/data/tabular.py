@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import TypeAdapter
 
 from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
@@ -162,6 +161,8 @@ def _cell(value: Any) -> str | None:
 
 def read_preparation(path: str | Path) -> Preparation:
     """Read the public constants of a table's columns, as `Preparation.write` wrote them."""
+    from pydantic import TypeAdapter  # which a node loads only where there is one
+
     try:
         kind = TypeAdapter(Preparation)
         return kind.validate_json(Path(path).read_text(encoding="utf-8"), strict=True)
