@@ -183,8 +183,8 @@ class TestConfiguration:
     """`[model]` in an experiment; errors come before any work."""
 
     def test_a_network_takes_the_points_as_they_are(self) -> None:
-        assert small().features.kind == "fourier"
-        network = small(model={"kind": "torch"})
+        assert small(features={}).features.kind == "structured"
+        network = small(model={"kind": "torch"}, features={})
         assert network.features.kind == "identity"
         assert type(network).model_validate(network.model_dump()) == network
         mapped = small(model={"kind": "torch"}, features={"kind": "patches"})

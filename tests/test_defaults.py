@@ -137,10 +137,10 @@ def test_a_scheme_alone_is_not_called_first(run: Run, minimal: Path) -> None:
     out = minimal.parent / "run"
     code, text, _ = run("simulate", minimal, "--out", out)
     assert code == 0
-    assert "With set-up charged, coded-newton reaches accuracy " in text
+    assert "With set-up charged, coded-newton excess 0.02 reaches accuracy " in text
     assert "reaches the target first" not in text
     page = (out / "report.html").read_text("utf-8")
-    assert "coded-newton reaches accuracy " in page
+    assert "coded-newton excess 0.02 reaches accuracy " in page
     assert "reaches the target first" not in page
 
 

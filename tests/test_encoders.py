@@ -316,7 +316,7 @@ class TestModel:
 
     def test_a_model_without_one_refuses_it(self, tmp_path: Path) -> None:
         simulate({"fleet": {"clients": 4}}, tmp_path / "run")
-        with pytest.raises(InputError, match="has fourier features: leave the encoder out"):
+        with pytest.raises(InputError, match="has structured features: leave the encoder out"):
             load_model(tmp_path / "run" / "model.npz", LETTERS)
 
 

@@ -33,7 +33,7 @@ from codedfedl.simulation.experiment import simulate
 from codedfedl.simulation.units import datasets, units
 
 CLIENTS = 8
-SETTINGS: dict[str, Any] = {"kind": "fourier", "n_components": 60, "sigma": 2.0}
+SETTINGS: dict[str, Any] = {"features": "fourier", "n_components": 60, "sigma": 2.0}
 
 
 @pytest.fixture(scope="module")

@@ -137,11 +137,12 @@ def _check_shared(name: str, settings: dict[str, Any], *, secure: bool) -> None:
         raise InputError(f"{name}.server_step is {step:g}: must be finite and above 0")
 
 
-_KINDS: dict[type, tuple[type, str]] = {
+_KINDS: dict[Any, tuple[type, str]] = {
     bool: (bool, "true or false"),
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
     str: (str, "a word"),
+    dict[str, Any]: (dict, "a table of settings"),
 }
 
 
@@ -151,7 +152,7 @@ def _check_kinds(made: type[Scheme], settings: dict[str, Any], least: float) -> 
     Annotations of other kinds allow anything.
     """
     for field in fields(made):
-        allowed = get_args(field.type) or (field.type,)
+        allowed = (field.type,) if field.type in _KINDS else get_args(field.type) or (field.type,)
         known = [_KINDS[kind] for kind in allowed if kind in _KINDS]
         if field.name not in settings or len(known) < len(allowed) - (NoneType in allowed):
             continue
