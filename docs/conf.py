@@ -20,14 +20,13 @@ from sphinx.util.docutils import SphinxTranslator
 import codedfedl
 from codedfedl.cli import app as commands
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.federation_sections import FederationConfig, ServerConfig
 from codedfedl.runs.sections import (
     DataConfig,
     FeaturesConfig,
-    FederationConfig,
     FleetConfig,
     ModelConfig,
     SchemeConfig,
-    ServerConfig,
     TrainingConfig,
 )
 from codedfedl.schemes import SCHEMES

@@ -18,8 +18,8 @@ from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.federation_sections import FederationConfig
 from codedfedl.runs.journal import Journal
-from codedfedl.runs.sections import FederationConfig
 from codedfedl.simulation.replay import replay
 from tests.liars import CODED, LIARS, NEWTON, UNCODED, claim_more, lied_to
 from tests.loopback import Script, experiment_of, transport_of

@@ -15,7 +15,7 @@ from codedfedl.estimators import CodedFedLClassifier
 from codedfedl.learning.features import Identity, RandomFourier, Semilinear, Structured, safe_step
 from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.federation import federation_config
-from codedfedl.runs.sections import FederationConfig
+from codedfedl.runs.federation_sections import FederationConfig
 from tests.conftest import Run
 
 DEVICES = 20

@@ -141,7 +141,7 @@ class SecurityOptions:
 
     def changes(self, training: TrainingOptions) -> dict[str, Any]:
         """Return what killed nodes change in an experiment: the run goes on without them."""
-        from codedfedl.runs.sections import DEFAULT_QUORUM
+        from codedfedl.runs.federation_sections import DEFAULT_QUORUM
 
         left = training.clients - self.kill
         quorum = {"federation.quorum": left} if self.kill and left < DEFAULT_QUORUM else {}

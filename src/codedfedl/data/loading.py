@@ -29,9 +29,7 @@ from codedfedl.io.names import nearest
 
 DATASET_NAMES = ("digits", "digits-halves", *IDX_NAMES)
 
-FOLDS = 5
-"""Parts of the data that can be held out in turn."""
-
+FOLDS = 5  # Parts of the data that can be held out in turn.
 _WHITEST = 16.0  # pixel of a digit
 
 Array = npt.NDArray[Any]
@@ -329,12 +327,12 @@ def read_unlabelled(
         dataset = load_dataset(data, directory)
         return Points(dataset.test_inputs, dataset.test_labels, scaled=True)
     path = Path(data)
-    if path.suffix == ".npz":
-        return _npz(path)
     if path.suffix in TABLES:
-        how: dict[str, Any] = {"text": text, "preparation": preparation}
-        return read_table_points(path, labels or ["label"], columns, trained=True, **how)
-    raise _unknown("data", data)
+        how: dict[str, Any] = {"text": text, "preparation": preparation, "trained": True}
+        return read_table_points(path, labels or ["label"], columns, **how)
+    if path.suffix != ".npz":
+        raise _unknown("data", data)
+    return _npz(path)
 
 
 def _npz(path: Path) -> Points:
@@ -344,9 +342,9 @@ def _npz(path: Path) -> Points:
     if "inputs" not in arrays or not arrays["inputs"].ndim:
         raise InputError(f"{path} has no array inputs: write one with a row for every point")
     inputs, labels = arrays["inputs"], arrays.get("labels")
-    if labels is not None and labels.shape[:1] != inputs.shape[:1]:
-        raise InputError(
-            f"{path}: inputs has {len(inputs)} rows and labels has shape {labels.shape}: give "
-            "every point one label, or leave the labels out"
-        )
-    return Points(inputs, labels)
+    if labels is None or labels.shape[:1] == inputs.shape[:1]:
+        return Points(inputs, labels)
+    raise InputError(
+        f"{path}: inputs has {len(inputs)} rows and labels has shape {labels.shape}: give every "
+        "point one label, or leave the labels out"
+    )

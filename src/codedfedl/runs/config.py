@@ -24,15 +24,14 @@ from codedfedl.learning.features import (
 )
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.models.files import load_model
+from codedfedl.runs.federation_sections import FederationConfig, ServerConfig
 from codedfedl.runs.sections import (
     DataConfig,
     FeaturesConfig,
-    FederationConfig,
     FleetConfig,
     ModelConfig,
     SchemeConfig,
     Section,
-    ServerConfig,
     TrainingConfig,
     is_table,
 )

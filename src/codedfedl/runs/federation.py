@@ -22,8 +22,8 @@ from codedfedl.learning.optimisers import Schedule
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.random import stream
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.federation_sections import FederationConfig
 from codedfedl.runs.journal import Journal, Members
-from codedfedl.runs.sections import FederationConfig
 from codedfedl.schemes import scheme_class
 
 

@@ -44,13 +44,7 @@ from codedfedl.planning.cold_start import ColdStart, best_cold_start
 from codedfedl.random import stream
 from codedfedl.schemes.by_class import ByClass, ahead, ask_counts
 from codedfedl.schemes.newton_on_sums import PlannedSums, SummedState, ask_changes, with_sum
-from codedfedl.schemes.newton_pace import (
-    Pace,
-    PlannedNewton,
-    extension,
-    replanned,
-    with_extension,
-)
+from codedfedl.schemes.newton_pace import Pace, PlannedNewton, extension, replanned, with_extension
 from codedfedl.schemes.newton_state import NewtonState, total_ridge
 from codedfedl.schemes.newton_step import anchored, double, newton_step, started
 from codedfedl.schemes.sketch_solve import (

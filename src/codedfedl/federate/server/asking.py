@@ -20,8 +20,8 @@ from codedfedl.federate.server.checks import RefusedError, answer_bytes
 from codedfedl.federate.transport import Arrays, Arrival, Say, Transport
 from codedfedl.fitting.drift import Timings
 from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.federation_sections import FederationConfig
 from codedfedl.runs.journal import Journal, Members
-from codedfedl.runs.sections import FederationConfig
 
 LIFE_IN_DEADLINES = 20
 """After so many deadlines a late answer is not waited for any more."""

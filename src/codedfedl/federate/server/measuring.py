@@ -26,8 +26,8 @@ from codedfedl.federate.server.checks import low_median
 from codedfedl.federate.transport import Arrival, Transport
 from codedfedl.fitting.traces import Traces, slow_minority
 from codedfedl.learning.codes import LEAST_MIXING
+from codedfedl.runs.federation_sections import FederationConfig
 from codedfedl.runs.journal import Members
-from codedfedl.runs.sections import FederationConfig
 
 _ALWAYS = 100  # label columns that cost nobody much
 _MINORITY = 5  # one in so many nodes may lie

@@ -16,8 +16,8 @@ from codedfedl.federate.transport import Arrival, Note, Say, Transport, printabl
 from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map
 from codedfedl.learning.torch_network import chosen_loss
 from codedfedl.runs.config import UNKNOWN_POINTS, Experiment
+from codedfedl.runs.federation_sections import FederationConfig
 from codedfedl.runs.journal import Members
-from codedfedl.runs.sections import FederationConfig
 
 RETURN_SECONDS = 30.0
 """Seconds that a resumed federation waits for its nodes."""

@@ -8,7 +8,7 @@ from codedfedl.core.record import Record
 from codedfedl.errors import InputError
 from codedfedl.federate.server.asking import Asking
 from codedfedl.federate.server.meeting import GREETING_SECONDS, LOOK_SECONDS
-from codedfedl.runs.sections import DEFAULT_QUORUM
+from codedfedl.runs.federation_sections import DEFAULT_QUORUM
 from codedfedl.runs.watching import listed
 
 
