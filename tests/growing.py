@@ -17,7 +17,7 @@ from tests.loopback import Script, experiment_of, transport_of
 
 SAMPLE = re.compile(r'(codedfedl_\w+)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\})? ([-+.\deE]+)')
 NEWTON = {"name": "coded-newton"}
-ROUNDS = 4
+SETUPS, ROUNDS = 2, 4  # exchanges: label counts and parity, then rounds
 SLOW, SLOW_SECONDS = 3, 9.0  # a client that takes longer than the deadline
 DEADLINE = 6.0
 
@@ -62,9 +62,15 @@ class GrowingRun:
         partial = self.exchanges / f".partial.{self.paths[at].name}"
         shutil.copy(self.paths[at], partial)
         partial.rename(self.exchanges / self.paths[at].name)
-        self.rounds = at  # the first exchange is the set-up
-        self.status.running(f"exchange {at} is finished", round_=at, rounds=ROUNDS, metric=0.5)
+        self.rounds = max(0, at + 1 - SETUPS)
+        sentence = f"exchange {at} is finished"
+        self.status.running(sentence, round_=self.rounds, rounds=ROUNDS, metric=0.5)
         return True
+
+    def set_up(self) -> None:
+        """Add the exchanges before the first round."""
+        for _ in range(SETUPS):
+            self.grow()
 
     def grow_or_finish(self) -> None:
         """Add the next exchange or, where there is none, the end."""

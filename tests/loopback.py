@@ -150,6 +150,11 @@ def rounds_of(exchanges: list[Exchange]) -> list[Record]:
     return [exchange.record for exchange in exchanges if not exchange.record.is_setup]
 
 
+def parity_of(exchanges: list[Exchange]) -> Exchange:
+    """Return the exchange in which parity was asked for: label counts may come before it."""
+    return [exchange for exchange in exchanges if exchange.record.is_setup][-1]
+
+
 def model_of(tmp_path: Path) -> np.ndarray[Any, Any]:
     stored = RunDirectory(tmp_path / "run").checkpoint()
     assert stored is not None

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from codedfedl.report.live import LivePage
 from tests.browsers import CLIPPED, CONTRAST, DESKTOP, PHONE, browser
-from tests.growing import ROUNDS, GrowingRun, finished_run
+from tests.growing import ROUNDS, SETUPS, GrowingRun, finished_run
 
 __all__ = ["browser"]
 
@@ -68,11 +68,12 @@ def test_the_page_grows_with_the_run_and_ends_as_the_report(
 ) -> None:
     page, complaints = opened(browser, served, size, scheme)
     expect(page.locator(".state")).to_contain_text("probe 2 of 2 done")
-    growing.grow()
-    expect(page.locator(".state")).to_contain_text("exchange 0 is finished", timeout=SOON)
+    growing.set_up()
+    expect(page.locator(".state")).to_contain_text(f"exchange {SETUPS - 1} ", timeout=SOON)
     for round_ in range(1, ROUNDS + 1):
         growing.grow()
-        expect(page.locator(".state")).to_contain_text(f"exchange {round_} ", timeout=SOON)
+        exchange = f"exchange {SETUPS + round_ - 1} "
+        expect(page.locator(".state")).to_contain_text(exchange, timeout=SOON)
         marks = page.locator(MARKS).first.locator(".mark")
         expect(marks).to_have_count(round_, timeout=SOON)
         assert last_round(page) == str(round_)

@@ -40,6 +40,7 @@ from tests.loopback import (
     experiment_of,
     far,
     named,
+    parity_of,
     rounds_of,
     run,
     transport_of,
@@ -158,7 +159,8 @@ def test_newton_uses_a_late_answer_for_what_it_is(tmp_path: Path) -> None:
         return 1.2 if late else 0.0
 
     grid, exchanges, _ = run(experiment_of(3, 3, NEWTON), tmp_path, Script(delay=delay))
-    assert next(r.round for e in exchanges for r in e.replies if r.client == 1) == 0
+    replies = [r for e in exchanges for r in e.replies if "gradient" in r.arrays]
+    assert next(reply.round for reply in replies if reply.client == 1) == 0
     assert rounds_of(exchanges)[0].outcome[1] == LATE
     asked = [facts["round"] for client, facts in grid.kinds("embedded") if client == 1]
     assert asked == [0, 2]  # while it is busy it is asked nothing new
@@ -170,9 +172,37 @@ def test_newton_takes_late_parity_in_a_later_exchange(tmp_path: Path) -> None:
         return 2.3 if question == "block_parity" and client == 2 else 0.0
 
     _, exchanges, _ = run(experiment_of(3, 3, NEWTON), tmp_path, Script(delay=delay))
-    assert list(exchanges[0].stored) == [0, 1]
-    assert [list(e.stored) for e in exchanges[1:]].count([2]) == 1
+    assert list(parity_of(exchanges).stored) == [0, 1]
+    assert [list(e.stored) for e in exchanges].count([2]) == 1
     assert replay(RunDirectory(tmp_path / "run")).same
+
+
+def test_whoever_is_late_with_counts_still_sends_parity(tmp_path: Path) -> None:
+    """Its points are a class of their own then; its counts come while parity is waited for."""
+
+    def delay(client: int, question: str, _facts: dict[str, Any]) -> float:
+        return 1.5 if question == "counts" and client == 2 else 0.0
+
+    grid, exchanges, said = run(experiment_of(3, 3, NEWTON), tmp_path, Script(delay=delay))
+    assert exchanges[0].record.outcome.tolist() == [ARRIVED, ARRIVED, LATE]
+    assert sorted(client for client, _ in grid.kinds("block_parity")) == [0, 1, 2]
+    assert list(parity_of(exchanges).stored) == [0, 1, 2]
+    assert all(record.arrived.all() for record in rounds_of(exchanges))
+    assert not [line for line in said if line.startswith("refused")]
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
+def test_counts_are_no_points_of_an_answer_after_a_kill(tmp_path: Path) -> None:
+    """A node may answer for no fewer points than last time: counts are of all, embedded or not."""
+    experiment = experiment_of(3, 3, NEWTON)
+    grid = transport_of(experiment, tmp_path / "nodes")
+    grid.crash_after = 5  # hello, two probes, counts, parity
+    with pytest.raises(KeyboardInterrupt):
+        federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    grid.crash_after = None
+    federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+    first = [facts["answered"] for _, facts in grid.kinds("embedded") if facts["round"] == 0]
+    assert first == [0, 0, 0]
 
 
 def _facts(**changed: Any) -> Callable[[Answer], Answer]:
@@ -275,7 +305,7 @@ def test_rogue_parity_is_refused_and_its_client_left_out(
         return (answer[0], change(answer[1])) if parity else answer
 
     grid, exchanges, _ = run(experiment_of(scheme=scheme), tmp_path, Script(change=wrong))
-    [(client, why)] = exchanges[0].record.refusals
+    [(client, why)] = parity_of(exchanges).record.refusals
     assert client == 2
     assert reason in why
     asked = {client for kind in ("gradient", "embedded") for client, _ in grid.kinds(kind)}
@@ -498,14 +528,14 @@ def test_newton_asks_again_for_late_parity_after_a_kill(tmp_path: Path) -> None:
 
     experiment = experiment_of(3, 3, NEWTON)
     grid = transport_of(experiment, tmp_path / "nodes", Script(delay=delay))
-    grid.crash_after = 5  # hello, two probes, parity, the first round
+    grid.crash_after = 6  # hello, two probes, counts, parity, the first round
     with pytest.raises(KeyboardInterrupt):
         federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
     grid.crash_after, grid.script = None, Script()
     federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
     blocks = [list(e.stored) for e in Journal(tmp_path / "run").exchanges()]
-    assert blocks[0] == [0, 1]
-    assert [2] in blocks[1:]
+    assert blocks[:2] == [[], [0, 1]]
+    assert [2] in blocks[2:]
     assert replay(RunDirectory(tmp_path / "run")).same
 
 
@@ -622,8 +652,12 @@ def test_who_is_gone_in_the_end_was_dropped_not_late(
     assert rounds["dropped"] == [0, 1, 1]
 
 
-@pytest.mark.parametrize("scheme", [{"name": "coded", "redundancy": 0.2}, NEWTON])
-def test_a_server_killed_at_any_moment_resumes(scheme: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "setups"), [({"name": "coded", "redundancy": 0.2}, 1), (NEWTON, 2)]
+)
+def test_a_server_killed_at_any_moment_resumes(
+    scheme: dict[str, Any], setups: int, tmp_path: Path
+) -> None:
     """After every push: no finished round is lost, none is played twice, no parity is asked twice.
 
     The model is that of the journal, whole: the replay says so.
@@ -644,7 +678,7 @@ def test_a_server_killed_at_any_moment_resumes(scheme: dict[str, Any], tmp_path:
     else:
         pytest.fail("it never ends")
     recorded = [e.record.round for e in Journal(tmp_path / "run").exchanges()]
-    assert recorded == [SETUP, 0, 1, 2]
+    assert recorded == [SETUP] * setups + [0, 1, 2]
     parity = [c for kind in ("parity", "block_parity") for c, _ in grid.kinds(kind)]
     assert sorted(parity) == [0, 1, 2]
     assert replay(RunDirectory(tmp_path / "run")).same

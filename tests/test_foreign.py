@@ -152,7 +152,7 @@ def test_a_federation_in_progress_is_watched_without_its_scheme(
     tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing = GrowingRun(finished_run(tmp_path), tmp_path / "theirs")
-    growing.grow()
+    growing.set_up()
     growing.grow()
     growing.lock.close()
     config = growing.directory.path / "config.toml"

@@ -30,6 +30,7 @@ from tests.conftest import Run
 from tests.growing import (
     DEADLINE,
     ROUNDS,
+    SETUPS,
     SLOW_SECONDS,
     GrowingRun,
     after_every_look,
@@ -61,10 +62,10 @@ class TestLook:
             sight = look(growing.directory)
             counts.append(len(sight.records))
             assert sight.status is not None
-            assert sight.status.round == len(sight.records) - 1
-        assert counts == list(range(1, ROUNDS + 2))
-        assert [one.round for one in sight.named()] == list(range(ROUNDS + 1))
-        for one in sight.named(1):
+            assert sight.status.round == max(0, len(sight.records) - SETUPS)
+        assert counts == list(range(1, SETUPS + ROUNDS + 1))
+        assert [one.round for one in sight.named()] == [0] * SETUPS + list(range(1, ROUNDS + 1))
+        for one in sight.named(SETUPS):
             assert list(one.arrived) == OTHERS
             assert one.late == [SLOW_NAME]
 
@@ -81,9 +82,9 @@ class TestLook:
 
     def test_rounds_that_somebody_removes_are_gone(self, growing: GrowingRun) -> None:
         growing.finish()
-        assert len(look(growing.directory).records) == ROUNDS + 1
+        assert len(look(growing.directory).records) == SETUPS + ROUNDS
         (growing.exchanges / growing.paths[-1].name).unlink()
-        assert len(look(growing.directory).records) == ROUNDS
+        assert len(look(growing.directory).records) == SETUPS + ROUNDS - 1
 
     def test_it_leaves_the_directory_as_it_is(self, growing: GrowingRun) -> None:
         for _ in range(3):
@@ -128,16 +129,16 @@ class TestReport:
                 np.testing.assert_array_equal(again[key], values, f"{name}.{key}")
 
     def test_a_report_of_a_run_in_progress_says_so(self, growing: GrowingRun, run: Run) -> None:
-        growing.grow()
+        growing.set_up()
         code, _, err = run("report", growing.directory.path)
         assert code == 2
         assert "the run is not finished: it is running after round 0 of 4" in err
         growing.grow()
         code, _, err = run("report", growing.directory.path)
         assert code == 0
-        assert "is running after round 1 of 4 (exchange 1 is finished), last updated" in err
+        assert "is running after round 1 of 4 (exchange 2 is finished), last updated" in err
         page = (growing.directory.path / "report.html").read_text("utf-8")
-        assert re.search(r'class="state"><b>Running</b>.*exchange 1 is finished', page)
+        assert re.search(r'class="state"><b>Running</b>.*exchange 2 is finished', page)
         assert "coded-newton on 4 real clients" in page
         growing.finish()
         assert run("report", growing.directory.path)[0] == 0
@@ -146,7 +147,7 @@ class TestReport:
     def test_a_run_that_failed_is_reported_as_far_as_it_came(
         self, growing: GrowingRun, run: Run
     ) -> None:
-        growing.grow()
+        growing.set_up()
         growing.grow()
         growing.status.failed("accuracy <fell>")
         assert run("report", growing.directory.path)[0] == 0
@@ -170,9 +171,9 @@ class TestEvents:
         events = [json.loads(line) for line in lines]
         assert [e["time"] for e in events] == sorted(e["time"] for e in events)
         rounds = [e for e in events if e["event"] == "exchange"]
-        assert [e["round"] for e in rounds] == list(range(ROUNDS + 1))
+        assert [e["round"] for e in rounds] == [0] * SETUPS + list(range(1, ROUNDS + 1))
         records = Journal(finished.path).records()
-        for event, record in zip(rounds[1:], records[1:], strict=True):
+        for event, record in zip(rounds[SETUPS:], records[SETUPS:], strict=True):
             assert list(event["arrived"]) == OTHERS
             assert event["late"] == [SLOW_NAME]
             assert event["seconds"] == pytest.approx(record.seconds, abs=1e-3)
@@ -192,7 +193,8 @@ class TestEvents:
 
 class TestMetrics:
     def test_they_count_what_is_in_the_journal(self, growing: GrowingRun) -> None:
-        for _ in range(4):
+        growing.set_up()
+        for _ in range(3):
             growing.grow()
         found = samples(metrics_text(look(growing.directory)))
         assert found["codedfedl_state", 'state="running"'] == 1
@@ -224,7 +226,7 @@ class TestMetrics:
 
 @pytest.fixture
 def served(growing: GrowingRun) -> Iterator[LivePage]:
-    growing.grow()
+    growing.set_up()
     growing.grow()
     with LivePage(growing.directory, 0) as page:
         yield page
@@ -372,8 +374,8 @@ class TestCommands:
     def test_every_round_is_shown_once_and_with_names(
         self, growing: GrowingRun, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Two exchanges are there before, and another comes after every look."""
-        growing.grow()
+        """A round is there before, and another comes after every look."""
+        growing.set_up()
         growing.grow()
         after_every_look(monkeypatch, growing.grow_or_finish)
         code, _, err = run("federate", "follow", growing.directory.path)
@@ -392,7 +394,8 @@ class TestCommands:
 
         def grow() -> None:
             more = growing.grow()
-            growing.status.running(sentences[growing.rounds - 1])
+            before = max(0, len(list(growing.exchanges.glob("[0-9]*.npz"))) - 2)
+            growing.status.running(sentences[before])
             if not more:
                 growing.finish()
 
@@ -425,7 +428,7 @@ class TestCommands:
         self, growing: GrowingRun, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The kernel gives the lock of a killed process back."""
-        growing.grow()
+        growing.set_up()
         looks = iter(range(3))
 
         def live_and_die() -> None:

@@ -29,7 +29,7 @@ from codedfedl.runs.exchange import Exchange
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.stored_answers import StoredAnswers
 from codedfedl.simulation.replay import replay
-from tests.loopback import Loopback, Script, experiment_of, transport_of
+from tests.loopback import Loopback, Script, experiment_of, parity_of, transport_of
 from tests.malformed import spoilt
 
 FEDBUFF = {"name": "fedbuff", "buffer": 2}
@@ -212,7 +212,7 @@ def test_parity_without_rows_is_refused(tmp_path: Path) -> None:
         return ({**answer[0], "points": 1}, {}) if rogue else answer
 
     _, exchanges, _ = run(experiment_of(3, 2, NEWTON), tmp_path, Script(change=change))
-    [(client, why)] = exchanges[0].record.refusals
+    [(client, why)] = parity_of(exchanges).record.refusals
     assert (client, why) == (1, "sends nothing for 1 points")
 
 

@@ -11,7 +11,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange
 from codedfedl.simulation.replay import replay
 from tests.liars import CODED, LIARS, NEWTON, lied_to
-from tests.loopback import Script
+from tests.loopback import Script, rounds_of
 
 SCHEMES = pytest.mark.parametrize("scheme", [CODED, NEWTON], ids=["coded", "coded-newton"])
 
@@ -26,7 +26,7 @@ def played(folder: Path, scheme: dict[str, Any], script: Script | None, **more: 
 
 
 def deadlines(exchanges: list[Exchange]) -> set[float]:
-    return {round(exchange.record.deadline, 2) for exchange in exchanges[1:]}
+    return {round(record.deadline, 2) for record in rounds_of(exchanges)}
 
 
 @SCHEMES

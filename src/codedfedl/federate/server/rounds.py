@@ -117,7 +117,8 @@ class Federation:
         self._remember(ask, model)
         self.asking.excluded |= set(exchange.excluded)
         self.judge.recall(*exchange.record.known_distances)
-        self.asking.note_points(exchange)
+        if ask.work.needs_model:
+            self.asking.note_points(exchange)
         return self._inbox(ask, self._recalled.with_models(exchange, ask, model, round_))
 
     def resume(self) -> None:
@@ -167,6 +168,8 @@ class Federation:
             lambda: asking.transport.remaining(tally.until),
         ) as expected:
             asking.gather(ask, tally, asked, take)
+        if not ask.keep_late:
+            asking.pending.clear()  # whoever is late with this need not answer it
         refused = self._refused(measured, tally)
         replies = [reply for reply in replies if reply.client not in refused]
         check_answered(asking, ask, tally)
