@@ -209,7 +209,7 @@ class TestConfiguration:
         [
             ({"module": "cnm"}, "uncoded", "did you mean 'cnn'"),
             ({"module": "no.such:net"}, "uncoded", "no.such"),
-            ({}, "coded", r"model\.kind = 'linear'"),
+            ({"module": "mlp"}, "coded", r"model\.kind = 'linear'"),
         ],
     )
     def test_what_cannot_be_trained_is_refused(

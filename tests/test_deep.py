@@ -57,7 +57,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
         TARGETS.update(known)
 
 
-@pytest.mark.slow
 @pytest.mark.extras
 def test_there_is_a_row_for_every_setting_and_target(run: Any) -> None:
     _, document = run
@@ -76,7 +75,6 @@ def test_there_is_a_row_for_every_setting_and_target(run: Any) -> None:
     assert {r["model"] for r in rows} == {"logistic"}
 
 
-@pytest.mark.slow
 @pytest.mark.extras
 def test_rivals_stop_after_twenty_times_the_soonest(run: Any) -> None:
     out, document = run

@@ -160,7 +160,7 @@ def test_a_sweep_of_a_table_and_a_fleet(run: Run, minimal: Path) -> None:
         assert row["final"][0] > 0.8
     code, text, _ = run("sweep", minimal, "--vary", "mixing=3,6", "--out", folder / "mixing")
     assert code == 0
-    assert "coded-newton mixing 3" in text
+    assert "coded-newton excess 0.02, mixing 3" in text
 
 
 RIVALS = ("--set", 'schemes=[{name="uncoded"},{name="coded"},{name="coded-newton"}]')
