@@ -197,6 +197,13 @@ def _end_with_parent() -> None:
     Thread(target=wait, daemon=True).start()
 
 
+def _work_on_dask(order: Order, name: str, item: int, checkpoint: Checkpoint) -> None:
+    """Work on an item; a queue that is sent hangs a scheduler in the process of a client."""
+    from distributed import Event, Queue
+
+    _work(order, item, checkpoint, Queue(name), Event(name))
+
+
 @contextmanager
 def on_dask(order: Order, address: str) -> Iterator[Pool]:
     """Connect to a Dask scheduler, and send its workers all they need, once."""
@@ -217,7 +224,8 @@ def on_dask(order: Order, address: str) -> Iterator[Pool]:
         queue, stop = Queue(name, client=client), Event(name, client=client)
         try:
             scattered = client.scatter(order, broadcast=True, hash=False)
-            yield Pool(partial(client.submit, _work, scattered, pure=False), queue, stop)
+            submit = partial(client.submit, _work_on_dask, scattered, name, pure=False)
+            yield Pool(lambda item, checkpoint, *_: submit(item, checkpoint), queue, stop)
         finally:
             stop.set()
             queue.close()
