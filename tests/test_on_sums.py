@@ -12,6 +12,7 @@ from codedfedl.core.encoding import Parity
 from codedfedl.core.loop import Driver
 from codedfedl.core.masked import masked
 from codedfedl.core.protocol import Inbox
+from codedfedl.core.task import Descent
 from codedfedl.errors import InputError
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.report.results import outcomes
@@ -69,12 +70,14 @@ def test_a_federation_does_not_take_it_for_plain(name: str) -> None:
 def test_a_sum_that_is_not_given_out_teaches_nothing(optimiser: str) -> None:
     """Not even the ridge's share of a step, as if the points of one client had been heard."""
     (setting,) = played(experiment({"name": "uncoded", "secure": True, "optimiser": optimiser}))
+    assert isinstance(setting.state, Descent)
     state = replace(setting.state, round=0, memory=None)  # block-cg knows when it is done
     alone = np.arange(state.task.clients) == 0
     driver = Driver(setting.scheme, state, 5)
     while driver.ask() is not None and driver.state.round == 0:
         driver.receive(Inbox(alone, 10.0, {}))
     after = driver.state
+    assert isinstance(after, Descent)
     np.testing.assert_array_equal(after.model, state.model)
     assert np.abs(np.asarray(state.model)).max() > 0
     assert (after.round, after.memory) == (1, None)

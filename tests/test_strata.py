@@ -1,5 +1,7 @@
 """Weights by class: they minimise the error of a random model, and no point counts less than 1."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,13 @@ from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import Code
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.learning.parity import ParityRows
-from codedfedl.planning.strata import count_strata, represented_points, shift_within, strata_of
+from codedfedl.planning.strata import (
+    count_strata,
+    represented_points,
+    shift_within,
+    strata_of,
+    trusted_points,
+)
 from codedfedl.schemes.by_class import ByClass
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -127,3 +135,41 @@ def test_parity_shows_how_far_clients_differ(shift: float) -> None:
             parity[client] = (ParityRows(*rows), held)
         found.append(counts.after_parity(parity, task).shift)
     assert abs(np.mean(found) - shift) < 0.15
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 15),
+    shift=st.sampled_from([0.0, 0.05, 2.0]),
+)
+def test_claimed_counts_raise_no_weight_beyond_the_limit(
+    seed: int, clients: int, shift: float
+) -> None:
+    """Two embed everything, others a little; what the two say of their classes is anything."""
+    rng = np.random.default_rng(seed)
+    held = rng.integers(10, 200, clients)
+    points = np.maximum(held // 20, 1)
+    points[:2] = held[:2]
+    task = Task(Workload(5, 4), 10, held[None, :], 3, Schedule(), 1e-2)
+    claims = rng.dirichlet(np.full(4, 0.3), clients) * held[:, None]
+    claims[:2] *= 10.0 ** rng.integers(-2, 30)
+    replies = [Reply(j, SETUP, 0, {"counts": row}) for j, row in enumerate(claims)]
+    by_class = replace(ByClass.of(replies, task, federated=True), shift=shift)
+    counted, most = by_class.represented(points), trusted_points(held)
+    assert (counted <= most * (1 + 1e-9)).all()
+    assert (counted >= points).all()
+    largest = np.sort(most)[::-1][: max(clients // 5, 1)].sum()
+    alone = np.sort(held)[::-1][: max(clients // 5, 1)].sum()
+    assert largest <= max(alone, held.sum() / 3) * (1 + 1e-9)
+
+
+def test_those_below_the_limit_make_up_for_those_at_it() -> None:
+    """Ten alike, of whom two embed everything: together they count for a third, not for 0.7."""
+    held, points = np.full(10, 100), np.full(10, 10)
+    points[:2] = 100
+    counts = np.full((10, 1), 100.0)
+    free = represented_points(counts, points)
+    bound = represented_points(counts, points, most=trusted_points(held))
+    assert free[:2].sum() > 0.7 * free.sum()
+    assert bound[:2].sum() == pytest.approx(1000 / 3)
+    assert bound.sum() == pytest.approx(1000, rel=0.02)

@@ -27,10 +27,17 @@ __all__ = [
     "shift_within",
     "strata",
     "strata_of",
+    "trusted_points",
 ]
 
 LEAST_WITHIN = 0.05
 """Share of a class's variance that is within clients, at least, where it is estimated."""
+
+MINORITY = 5
+"""One in so many clients may lie."""
+
+HEAVIEST = 3
+"""That minority weighs no more than one in so many points."""
 
 SIZES = 16
 """Strata of the size of a target, of each sign: from 4⁻⁸ to 4⁸."""
@@ -65,7 +72,12 @@ def count_strata(targets: Array) -> FloatArray:
     return counts.astype(np.float64)
 
 
-def represented_points(counts: FloatArray, points: IntArray, shift: float = 0.0) -> FloatArray:
+def represented_points(
+    counts: FloatArray,
+    points: IntArray,
+    shift: float = 0.0,
+    most: FloatArray | None = None,
+) -> FloatArray:
     """Return v_j·k_j, for how many points each client's answer counts, shape (n,).
 
     Parameters
@@ -76,16 +88,46 @@ def represented_points(counts: FloatArray, points: IntArray, shift: float = 0.0)
         k_j, those that its answer is over.
     shift
         ρ.
+    most : array of shape (n,), optional
+        What no answer may count for more than; others then make up for it.
     """
     share = points / np.maximum(counts.sum(1), 1.0)
     seen = counts * share[:, None]
     unseen = counts - seen
     noise = np.where(points > 0, points + shift * (seen**2).sum(1), 1.0)
-    wanted = shift * (seen * unseen).sum(1) + seen @ unseen.sum(0)
-    # (D + KKᵀ)⁻¹ by Woodbury's identity, with as many columns as there are strata.
-    small = np.eye(counts.shape[1]) + seen.T @ (seen / noise[:, None])
+    inside, missing = shift * (seen * unseen).sum(1), unseen.sum(0)
+    more = _more(seen, inside, missing, noise)
+    if most is not None:
+        limit = np.where(points > 0, np.maximum(most / np.maximum(points, 1) - 1, 0.0), np.inf)
+        fixed = more > limit
+        while (more > limit).any():
+            fixed |= more > limit
+            left, rest = np.where(fixed, 0.0, seen.T).T, missing - limit[fixed] @ seen[fixed]
+            more = np.where(fixed, limit, _more(left, np.where(fixed, 0.0, inside), rest, noise))
+    return np.asarray(points * (1 + more))
+
+
+def _more(
+    seen: FloatArray, inside: FloatArray, missing: FloatArray, noise: FloatArray
+) -> FloatArray:
+    """Return v_j − 1: (D + KKᵀ)⁻¹ by Woodbury's identity, with as many columns as strata."""
+    wanted = inside + seen @ missing
+    small = np.eye(seen.shape[1]) + seen.T @ (seen / noise[:, None])
     more = wanted - seen @ np.linalg.solve(small, seen.T @ (wanted / noise))
-    return np.asarray(points * (1 + np.maximum(more / noise, 0.0)))
+    return np.asarray(np.maximum(more / noise, 0.0))
+
+
+def trusted_points(held: IntArray) -> FloatArray:
+    """Return for how many points each client may count, where some may lie, shape (n,).
+
+    For its own, and for more only as far as a fifth of the clients, whichever these are, or one of
+    fewer than ten, stays within a third of all points.
+    """
+    few = max(len(held) // MINORITY, 1)
+    largest = np.sort(held)[::-1][:few].astype(np.float64)
+    before = np.cumsum(largest) - largest
+    room = (held.sum() / HEAVIEST - before) / np.arange(few, 0, -1)
+    return np.asarray(np.maximum(held, room.min()), dtype=np.float64)
 
 
 def sampling_excess(

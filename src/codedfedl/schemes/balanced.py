@@ -109,7 +109,8 @@ class Balanced(EmbeddedLoads):
         """Plan again with the counts."""
         if not self.counts_classes(state.task) or state.by_class is not None:
             return super().receive(state, inbox)  # type: ignore[no-any-return]
-        state = replace(state, by_class=ByClass.of(inbox.replies, state.task))
+        by_class = ByClass.of(inbox.replies, state.task, federated=state.federated)
+        state = replace(state, by_class=by_class)
         if state.seconds_a_point is None:
             return state
         planned = self._planned(state, state.seconds_a_point)

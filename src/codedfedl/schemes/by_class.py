@@ -13,12 +13,18 @@ from codedfedl.arrays import FloatArray, IntArray, to_host
 from codedfedl.core.client import Counts
 from codedfedl.core.protocol import EACH, Ask, Inbox, Reply, Task
 from codedfedl.core.waiting import Everyone
-from codedfedl.planning.strata import represented_points, sampling_excess, shift_within, strata
+from codedfedl.planning.strata import (
+    represented_points,
+    sampling_excess,
+    shift_within,
+    strata,
+    trusted_points,
+)
 
 if TYPE_CHECKING:
     from codedfedl.learning.parity import ParityRows
 
-__all__ = ["ByClass", "ahead", "ask_counts"]
+__all__ = ["ByClass", "ahead", "ask_counts", "said_counts"]
 
 MAX_CLIENTS = 256
 """So many clients, those with the most points, say how far clients differ within a class."""
@@ -38,6 +44,16 @@ def ahead(inbox: Inbox) -> FloatArray:
     return np.where(seen.answered, last - seen.seconds, 0.0)
 
 
+def said_counts(replies: Iterable[Reply], task: Task) -> dict[int, FloatArray]:
+    """Return sensible counts that clients sent, shape (s,), scaled to their points."""
+    rows, columns = {}, strata(task.workload.labels)
+    for reply in replies:
+        counts = to_host(reply.arrays.get("counts", np.zeros(0))).astype(np.float64)
+        if counts.shape == (columns,) and (counts >= 0).all() and 1 <= counts.sum() < np.inf:
+            rows[reply.client] = counts * (task.held[reply.client] / counts.sum())
+    return rows
+
+
 @dataclass(frozen=True, eq=False)
 class ByClass:
     """How many points of each class every client holds, and how far clients differ within one.
@@ -49,29 +65,28 @@ class ByClass:
         of its own: then it stands for itself alone.
     shift
         ρ.
+    most : array of shape (n,), optional
+        For how many points a client may count, whatever counts are claimed; None: for any number.
     """
 
     counts: FloatArray
     shift: float = 0.0
+    most: FloatArray | None = None
 
     @classmethod
-    def of(cls, replies: Iterable[Reply], task: Task) -> Self:
-        """Read the clients' counts, scaled to all that each holds."""
-        columns, rows = strata(task.workload.labels), {}
-        for reply in replies:
-            counts = to_host(reply.arrays.get("counts", np.zeros(0))).astype(np.float64)
-            if counts.shape == (columns,) and (counts >= 0).all() and np.isfinite(counts).all():
-                rows[reply.client] = counts * (task.held[reply.client] / max(counts.sum(), 1.0))
+    def of(cls, replies: Iterable[Reply], task: Task, *, federated: bool = False) -> Self:
+        """Read the clients' counts, scaled to all that each holds; real clients may lie."""
+        columns, rows = strata(task.workload.labels), said_counts(replies, task)
         unknown = [j for j in range(task.clients) if j not in rows]
         table = np.zeros((task.clients, columns + len(unknown)))
         for client, counts in rows.items():
             table[client, :columns] = counts
         table[unknown, columns + np.arange(len(unknown))] = task.held[unknown]
-        return cls(table)
+        return cls(table, most=trusted_points(task.held) if federated else None)
 
     def represented(self, points: IntArray) -> FloatArray:
         """Return for how many points each client's answer over some counts, shape (n,)."""
-        return represented_points(self.counts, points, self.shift)
+        return represented_points(self.counts, points, self.shift, self.most)
 
     def weights(self, points: IntArray) -> FloatArray:
         """Return the same over all points that the client holds, shape (n,)."""

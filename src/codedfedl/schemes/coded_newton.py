@@ -179,7 +179,8 @@ class CodedNewton(Scheme):
 
     def _with_counts(self, state: PlannedNewton, inbox: Inbox) -> PlannedNewton:
         """Plan again with the label counts; in a federation the rounds keep their deadline."""
-        by_class, settings = ByClass.of(inbox.replies, state.task), state.settings
+        by_class = ByClass.of(inbox.replies, state.task, federated=state.federated)
+        settings = state.settings
         if state.federated:
             settings = replace(settings, deadline=state.plan.round_deadline)
         plan, parity = settings._planned(state.task, state.fleet, by_class=by_class)

@@ -51,11 +51,14 @@ class EmbeddedState(Descent):
         What embedding takes, where the set-up is as long as a plan says; else None.
     set_up
         Whether it is over.
+    federated
+        Whether clients are real.
     """
 
     setup_deadline: float = 0.0
     seconds_a_point: FloatArray | None = None
     set_up: bool = False
+    federated: bool = False
 
     @property
     def checkpointed(self) -> bool:
@@ -99,7 +102,8 @@ class EmbeddedLoads(Scheme):
             known = fleet_of(fleet, task.points[0], f"{self.info.name} without setup_deadline")
             each = seconds_to_embed(task.feature_macs, task.workload, known)
             seconds = plan_embedding(each, task.held, task.workload.features, self.excess)
-        return replace(self.first_state(task, model, seconds), seconds_a_point=each)
+        state = self.first_state(task, model, seconds)
+        return replace(state, seconds_a_point=each, federated=limits is not None)
 
     def first_state(self, task: Task, model: Array, setup_deadline: float) -> EmbeddedState:
         """Return the state before the set-up."""

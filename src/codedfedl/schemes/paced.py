@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codedfedl.arrays import FloatArray, IntArray, to_host
+from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.core.client import Counts, WindowGradient
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import EACH, AnyLimits, Ask, Description, Inbox, Info, Rng, Scheme
@@ -21,6 +21,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.windows import ADAPTIVE_POWER, NoiseScale, WindowPlan, plan_windows
+from codedfedl.schemes.by_class import said_counts
 from codedfedl.schemes.settings import check_positive
 
 __all__ = ["Paced"]
@@ -232,7 +233,7 @@ class Paced(Scheme):
 
 def _counts(task: Task, inbox: Inbox) -> FloatArray:
     """Return the label counts; a client that did not say them has everybody's shares."""
-    known = {r.client: to_host(r.arrays["counts"]).astype(float) for r in inbox.replies}
+    known = said_counts(inbox.replies, task)
     if not known:
         raise InputError("no client told its label counts: choose paced.weights = 'client'")
     together = np.sum(list(known.values()), axis=0)

@@ -157,9 +157,10 @@ def by_class_of(
 
 @dataclass(frozen=True, eq=False)
 class SketchState(State):
-    """How long the set-up waits, label counts, and the parity of each client that sent some."""
+    """How long it waits, whether clients are real, label counts, each client's parity if sent."""
 
     wait: Wait = field(default_factory=Everyone)
+    federated: bool = False
     by_class: ByClass | None = None
     blocks: Mapping[int, Block] = field(default_factory=dict)
 
@@ -223,7 +224,7 @@ class SketchSolve(Scheme):
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")
         seconds = self.setup_deadline or (None if limits is None else limits.setup_deadline)
         wait: Wait = Everyone() if seconds is None else Until(seconds)
-        return SketchState(task, model, wait=wait)
+        return SketchState(task, model, wait=wait, federated=limits is not None)
 
     def ask(self, state: SketchState) -> Ask | None:
         """Ask for counts, then for parity, once."""
@@ -237,7 +238,8 @@ class SketchSolve(Scheme):
     def receive(self, state: SketchState, inbox: Inbox) -> SketchState:
         """Solve, with the ridge that leaves the smallest leave-one-out loss."""
         if state.by_class is None:
-            return replace(state, by_class=ByClass.of(inbox.replies, state.task))
+            by_class = ByClass.of(inbox.replies, state.task, federated=state.federated)
+            return replace(state, by_class=by_class)
         blocks = blocks_of(inbox.replies, state.task)
         nothing = np.zeros(state.task.clients, np.int64)
         _, weights = by_class_of(state.by_class, blocks, state.task, nothing)
