@@ -178,12 +178,21 @@ def test_newton_takes_late_parity_in_a_later_exchange(tmp_path: Path) -> None:
 
 
 def test_whoever_is_late_with_counts_still_sends_parity(tmp_path: Path) -> None:
-    """Its points are a class of their own then; its counts come while parity is waited for."""
+    """Its counts come while parity is waited for: a real question ends a little after its wait."""
+
+    class Outliving(Loopback):
+        def ask(self, kind: str, questions: Any, arrays: Any, seconds: float, **more: Any) -> Any:
+            return super().ask(kind, questions, arrays, seconds + 1.0, **more)
 
     def delay(client: int, question: str, _facts: dict[str, Any]) -> float:
-        return 1.5 if question == "counts" and client == 2 else 0.0
+        return 1.0 if question == "counts" and client == 2 else 0.0
 
-    grid, exchanges, said = run(experiment_of(3, 3, NEWTON), tmp_path, Script(delay=delay))
+    experiment = experiment_of(3, 3, NEWTON)
+    ordinary = transport_of(experiment, tmp_path / "nodes")
+    grid = Outliving(ordinary.folder, ordinary.shards, Script(delay=delay))
+    said: list[str] = []
+    federate(grid, experiment, RunDirectory(tmp_path / "run"), said.append)
+    exchanges = list(Journal(tmp_path / "run").exchanges())
     assert exchanges[0].record.outcome.tolist() == [ARRIVED, ARRIVED, LATE]
     assert sorted(client for client, _ in grid.kinds("block_parity")) == [0, 1, 2]
     assert list(parity_of(exchanges).stored) == [0, 1, 2]
