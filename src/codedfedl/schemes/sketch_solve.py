@@ -27,6 +27,7 @@ from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until, Wait
 from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
+from codedfedl.fleet.devices import fleet_of
 from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
 from codedfedl.learning.parity import ParityRows
 from codedfedl.learning.sketch import Sketch
@@ -219,6 +220,9 @@ class SketchSolve(Scheme):
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
     ) -> SketchState:
         """Refuse rows with more points than any client has, and warn of rows of few."""
+        if limits is None:  # a simulation, which plays how fast clients embed
+            name = f"{self.info.name}: embedding until a deadline"
+            fleet_of(fleet, task.points[0], name)
         warn_of_thin_rows(self.info.name, self.mixing)
         if not (task.held >= self.mixing).any():
             raise InputError(f"mixing is {self.mixing}: every client has fewer points; lower it")
