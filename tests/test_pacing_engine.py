@@ -10,7 +10,7 @@ import pytest
 from codedfedl.io.tables import column_names
 from codedfedl.pacing.journal import PacingJournal
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 RUN = Path(__file__).parent.parent / "examples" / "paced-flower" / "run.py"
 WITHIN = 0.25  # seconds of the deadline
