@@ -98,6 +98,12 @@ class OwnSuperLink:
         for part in parts:
             self.state.store_object(self.run, part.session_id, part.object_id, part.object_content)
 
+    def close(self) -> None:
+        """Close the connections to the data base."""
+        stores: list[Any] = [self.state, self.state.object_store]
+        for store in stores:
+            store._engine.dispose()
+
 
 class _OwnGrid(HttpGrid):
     """The grid of a server app, whose requests go to the handlers directly."""

@@ -720,7 +720,9 @@ def test_any_other_grid_is_refused() -> None:
 
 @pytest.fixture
 def own_superlink(tmp_path: Path) -> Iterator[OwnSuperLink]:
-    yield OwnSuperLink(tmp_path / "link.db", 3)
+    link = OwnSuperLink(tmp_path / "link.db", 3)
+    yield link
+    link.close()
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
 
