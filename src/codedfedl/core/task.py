@@ -101,9 +101,10 @@ class Task:
         """Points of every client in all mini-batches, shape (n,)."""
         return np.asarray(self.points.sum(0))
 
-    def step_size(self, round_: int) -> float:
-        """Return the step size of a round."""
-        return self.schedule.at(round_ // self.batches)
+    def step_size(self, round_: int, first: float | None = None) -> float:
+        """Return the step size of a round; `first` takes the place of the schedule's first one."""
+        size = self.schedule.at(round_ // self.batches)
+        return size if first is None else size * (first / self.schedule.step)
 
 
 @dataclass(frozen=True, eq=False)

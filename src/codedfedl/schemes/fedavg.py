@@ -102,9 +102,7 @@ class FedAvg(Scheme):
         if state.finished:
             return None
         task, batch = state.task, state.task.batch(state.round)
-        size = task.step_size(state.round)
-        if self.step is not None:
-            size *= self.step / task.schedule.step
+        size = task.step_size(state.round, self.step)
         return Ask(self._work(state, batch, size), self._wait(state), task.points[batch])
 
     def _wait(self, state: Any) -> Wait:

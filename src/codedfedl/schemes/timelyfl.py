@@ -92,9 +92,7 @@ class TimelyFL(Scheme):
         if state.finished:
             return None
         task, batch = state.task, state.task.batch(state.round)
-        size = task.step_size(state.round)
-        if self.step is not None:
-            size *= self.step / task.schedule.step
+        size = task.step_size(state.round, self.step)
         work = PartialModel(
             batch,
             state.steps,
