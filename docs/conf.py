@@ -17,7 +17,6 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxTranslator
 
-import codedfedl
 from codedfedl.cli import app as commands
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.federation_sections import FederationConfig, ServerConfig
@@ -40,7 +39,6 @@ release = version = _PROJECT["version"]
 project_copyright = author
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = [] if hasattr(codedfedl, "CodedFedLClassifier") else ["api-estimators.md"]
 highlight_language = "none"  # output and formulas; blocks of code say what they are
 smartquotes = False  # `--json` is no dash
 default_role = "code"  # docstrings write names in single backticks
@@ -93,11 +91,11 @@ def _write(writer: SphinxTranslator, text: str) -> NoReturn:
 
 def _prepare(_app: Sphinx, page: str, source: list[str]) -> None:
     """Fill in the commands, and send links that leave this folder to their pages here."""
-    text = source[0].replace("../benchmarks/README.md", "benchmarks.md")
-    text = text.replace("../SECURITY.md", "security.md") if page != "security" else text
-    if page == "commands":
+    text = source[0].replace("../../benchmarks/README.md", "../results/benchmarks.md")
+    text = text.replace("](../../SECURITY.md", "](../explanation/security.md")
+    if page == "reference/commands":
         text = text.replace("<!-- commands -->", _all_commands())
-    if page == "configuration":
+    if page == "reference/configuration":
         text = text.replace("<!-- tables -->", _all_tables())
         text = text.replace("<!-- schemes -->", _all_schemes())
     source[0] = text

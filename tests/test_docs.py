@@ -21,7 +21,7 @@ from codedfedl import schemes
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md",
-    "docs/notebooks.md",
+    "docs/howto/notebooks.md",
     *sorted(f"docs/tutorials/{p.name}" for p in ROOT.glob("docs/tutorials/*.md")),
 ]
 NEED_EXTRAS = ("docs/tutorials/learned-features.md", "docs/tutorials/text-classifier.md")

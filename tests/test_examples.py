@@ -60,10 +60,10 @@ def test_the_scheme_in_the_docs_trains() -> None:
 
 
 def test_the_experiment_in_the_docs_is_valid() -> None:
-    text = (ROOT / "docs/experiments.md").read_text("utf-8")
+    text = (ROOT / "docs/reference/experiments.md").read_text("utf-8")
     smallest, *parts = re.findall(r"```toml\n(.*?)```", text, re.S)
-    assert check(tomllib.loads(smallest), "docs/experiments.md").data.name == "my.csv"
-    experiment = check(tomllib.loads("\n".join(parts)), "docs/experiments.md")
+    assert check(tomllib.loads(smallest), "docs/reference/experiments.md").data.name == "my.csv"
+    experiment = check(tomllib.loads("\n".join(parts)), "docs/reference/experiments.md")
     assert experiment.training.target == 0.942
     assert len(cells(experiment)) == 3 * 2 * 2
 

@@ -1,4 +1,4 @@
-"""The table of `docs/theory.md` names functions that exist."""
+"""The table of `docs/explanation/theory.md` names functions that exist."""
 
 import re
 from importlib import import_module
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parent.parent / "docs" / "theory.md"
+PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "theory.md"
 
 
 def named() -> list[str]:

@@ -212,7 +212,7 @@ class CodedFedLClassifier(ClassifierMixin, _CodedFedL):  # type: ignore[misc]
     """A classifier trained by a simulated federation of slow clients with lossy links.
 
     With a private scheme nothing that is fitted depends on the points except through its noisy
-    sums: see "Side doors" in ``docs/privacy.md``, also for what is assumed to be public.
+    sums. ``docs/explanation/privacy.md`` says so under "Side doors", and what is assumed public.
 
     Parameters
     ----------

@@ -26,8 +26,8 @@ MIN_PATCH_SIDE = 16
 EXCESS_BOUND = 1.0
 """The bound on the objective's excess that `coded` plans for by default."""
 
-# Number of features, and for patches the divisor of the default stride. Sorted from the least to
-# the most accurate, by exact ridge regression on held-out training points (docs/features.md).
+# Number of features, and for patches the divisor of the default stride. Sorted by the
+# accuracy of exact ridge regression on held-out training points: docs/explanation/features.md.
 _TABLES = ((500, None), (1000, None), (2000, None), (4000, None))
 _IMAGES = (
     *_TABLES[:3], (1000, 1), (4000, None), (2000, 1), (1000, 2), (4000, 1), (2000, 2), (4000, 2),

@@ -1,7 +1,7 @@
 """Any work whose answers add up, under a secure sum: integers modulo 2³², and the helper's message.
 
 Nobody sees more than the sum of all answers; `privacy` implements this. Without noise, this
-guarantees nothing for a single record: see `docs/privacy.md`.
+guarantees nothing for a single record: see `docs/explanation/privacy.md`.
 
 A server that reuses the clients' last gradients needs only their sum. It may not see a single one,
 so it keeps the sum and adds the changes (`GradientDelta`). Differences are between integers:

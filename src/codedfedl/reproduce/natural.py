@@ -62,7 +62,7 @@ def _file(job: Reproduction, dataset: str) -> Path:
     for path in places:
         if path.is_file():
             return path
-    raise InputError(f"{' and '.join(map(str, places))} do not exist: see docs/data.md")
+    raise InputError(f"{' and '.join(map(str, places))} do not exist: see docs/howto/data.md")
 
 
 def _rows(job: Reproduction, path: Path, dataset: str, split: str, fleet: str) -> Rows:
