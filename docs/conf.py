@@ -39,6 +39,7 @@ release = version = _PROJECT["version"]
 project_copyright = author
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["generated"]  # tables that pages include
 highlight_language = "none"  # output and formulas; blocks of code say what they are
 smartquotes = False  # `--json` is no dash
 default_role = "code"  # docstrings write names in single backticks

@@ -24,6 +24,7 @@ def reproduce_command(
     dataset: str | None = None,
     data: Data = None,
     device: Device = "cpu",
+    docs: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Reproduce the paper's figures and Table 1, and the experiments that go beyond them.
@@ -66,6 +67,8 @@ def reproduce_command(
     dataset
         For frontier, one data set: mnist, fashion-mnist, digits-halves or diamonds; for robustness
         and deep, one of the first two; for natural, wisdm, heart or parkinson.
+    docs
+        Folder in which the rows are also written as a table of Markdown, with version and date.
     """
     if seeds is None:
         seeds = 5 if item == "coldstart" else 3
@@ -78,6 +81,8 @@ def reproduce_command(
         raise InputError("--fleet and --dataset select a part of frontier or deep: leave them out")
     if item == "robustness" and dataset not in (None, "mnist", "fashion-mnist"):
         raise InputError(f"--dataset is {dataset!r}: robustness has mnist and fashion-mnist")
+    if docs is not None and item == "fig1":
+        raise InputError("--docs: fig1 has no rows for a table")
     from codedfedl.cli.running import watched
     from codedfedl.reproduce import REPRODUCTIONS, Reproduction
 
@@ -96,5 +101,13 @@ def reproduce_command(
     )
     with with_resume_hint(out, resumes=True):
         document = REPRODUCTIONS[item](job)
+    if docs is not None:
+        from codedfedl.reproduce.documented import write_table
+
+        selected = {"--fleet": fleet, "--dataset": dataset}
+        chosen = [f"{option} {part}" for option, part in selected.items() if part]
+        command = " ".join([f"codedfedl reproduce {item}", *chosen, f"--seeds {seeds}"])
+        name = "-".join([item, *(part for part in selected.values() if part)])
+        say(f"wrote {write_table(docs, name, command, document)}")
     if as_json:
         print_json(document)

@@ -118,11 +118,11 @@ def _columns(
     columns = {
         "data": [o.dataset for o in outcomes],
         "scheme": [o.setting for o in outcomes],
-        "rounds": [_spread(o.rounds, wide) for o in outcomes],
-        "training h": [_spread(o.training_hours, wide) for o in outcomes],
-        "gain": [_times(o.gain) for o in outcomes],
-        "with set-up": [_spread(o.total_hours, wide) for o in outcomes],
-        "gain ": [_times(o.gain_total) for o in outcomes],
+        "rounds": [spread(o.rounds, wide) for o in outcomes],
+        "training h": [spread(o.training_hours, wide) for o in outcomes],
+        "gain": [times(o.gain) for o in outcomes],
+        "with set-up": [spread(o.total_hours, wide) for o in outcomes],
+        "gain ": [times(o.gain_total) for o in outcomes],
         "final": [written(o.metric, float(np.median(o.final))) for o in outcomes],
     }
     if len(set(columns["data"])) == 1:
@@ -135,12 +135,12 @@ def _columns(
     paper = [o.paper for o in outcomes]
     if width >= 100 and any(paper):
         columns["paper h"] = ["" if known is None else f"{known[0]:.0f}" for known in paper]
-        columns["gain  "] = ["" if known is None else _times(known[1]) for known in paper]
+        columns["gain  "] = ["" if known is None else times(known[1]) for known in paper]
     targets = [written(o.metric, o.target) for o in outcomes]
     return columns | ({"target": targets} if len(set(targets)) > 1 else {})
 
 
-def _spread(values: Sequence[float | None], wide: bool) -> str:
+def spread(values: Sequence[float | None], wide: bool) -> str:
     """Write the median, and where there is room how far the seeds lie apart."""
     met = [value for value in values if value is not None]
     if not met:
@@ -153,5 +153,6 @@ def _spread(values: Sequence[float | None], wide: bool) -> str:
     return f"{middle} ({three_digits(min(met))}–{three_digits(max(met))})"
 
 
-def _times(gain: float | None) -> str:
+def times(gain: float | None) -> str:
+    """Write how many times sooner something is."""
     return "–" if gain is None else f"{gain:,.0f}×" if gain >= 100 else f"{gain:.2f}×"
