@@ -100,6 +100,8 @@ class World(Grid):
 
     # Its mail.
 
+    is_virtual = False
+
     def now(self) -> float:
         return self.clock
 

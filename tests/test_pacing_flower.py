@@ -3,6 +3,10 @@
 import json
 import logging
 import random
+import re
+import time
+from collections.abc import Iterable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,8 @@ from flwr.app.error import Error
 from flwr.serverapp import strategy as stock
 
 from codedfedl.errors import InputError
-from codedfedl.pacing.flower import paced
+from codedfedl.pacing.flower import paced, timed
+from codedfedl.pacing.flower.mail import Mail
 from codedfedl.pacing.flower.strategies import treatment_of
 from codedfedl.pacing.journal import PacingJournal
 from tests.paced_world import World, arrays_of, pace, reply_of, window_of
@@ -452,3 +457,46 @@ def test_a_run_leaves_tables_a_page_and_a_fleet_to_plan_with(tmp_path: Path, run
     assert {row["client"] for row in json.loads(text)["clients"]} == {*map(str, TARGETS)} or {
         *TARGETS
     }
+
+
+class Simulated(World):
+    """An engine that simulates nodes: whatever is pulled is there at once."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = {identity: reply for _, _, identity, reply in self._coming}
+        return [replies[identity] for identity in message_ids]
+
+
+def on_a_clock_of_its_own(message: Message, _asked: int) -> RecordDict:
+    """Take a second for each of ten batches, node 4 ten; 2 seconds are the link's."""
+    x, node = x_of(message), message.metadata.dst_node_id
+    batches = timed(message, [[0]] * 10, batch_seconds=10.0 if node == 4 else 1.0, link_seconds=2.0)
+    part = sum(len(batch) for batch in batches) / 10
+    return reply_of({"x": x + 0.1 * part * (TARGETS[node] - x)}, **batches.metrics)
+
+
+def test_simulated_nodes_are_paced_by_the_seconds_that_they_claim(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first round waits 102 seconds for node 4, later ones do not; no clock here is read."""
+    caplog.set_level(logging.INFO, "flwr")
+    began = time.monotonic()
+    x = start(fedavg(), paced(Simulated(TARGETS, on_a_clock_of_its_own), virtual=True), 60)
+    assert time.monotonic() - began < 60
+    seconds = [float(s) for s in re.findall(r"paced: round \d+: ([\d.]+) s", caplog.text)]
+    assert seconds[0] == 102
+    assert max(seconds[5:]) < 51
+    assert x == pytest.approx(OPTIMUM, abs=1.0)
+
+
+def test_a_question_without_a_time_limit_is_waited_for() -> None:
+    mail = Mail(lambda ids: [(identity, None) for identity in ids])
+    mail.expect(["question"])
+    reply = mail.next(inf)
+    assert reply is not None
+    assert reply[0] == "question"
+
+
+def test_simulated_nodes_have_to_say_how_long_they_took() -> None:
+    with pytest.raises(InputError, match="batch_seconds"):
+        start(fedavg(), paced(Simulated(TARGETS, steps), virtual=True), 2)

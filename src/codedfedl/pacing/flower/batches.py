@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from codedfedl.errors import InputError
+
 __all__ = ["RECORD", "TimedBatches", "timed"]
 
 RECORD = "paced"
@@ -24,6 +26,7 @@ class TimedBatches(Generic[Batch]):
     """The batches of a loader until the window closes, from when it is made.
 
     Several loops over it are several passes, within one window. At least one batch is yielded.
+    With `batch_seconds` the clock is virtual: it passes by so much with every batch.
     """
 
     def __init__(
@@ -32,11 +35,16 @@ class TimedBatches(Generic[Batch]):
         window: float,
         *,
         repeat: bool = False,
+        batch_seconds: float | None = None,
+        link_seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._loader, self.window, self._repeat, self._clock = loader, window, repeat, clock
-        self._began = self._last = clock()
         self._batches = self._examples = self._passes = 0
+        self._virtual = {} if batch_seconds is None else {f"{RECORD}-link": link_seconds}
+        if batch_seconds is not None:
+            self._clock = lambda: self._batches * batch_seconds
+        self._began = self._last = self._clock()
         self._whole = True  # no pass was cut short
 
     def __iter__(self) -> Iterator[Batch]:
@@ -69,10 +77,18 @@ class TimedBatches(Generic[Batch]):
             f"{RECORD}-seconds": self._last - self._began,
             f"{RECORD}-examples": float(self._examples),
             f"{RECORD}-share": share,
+            **self._virtual,
         }
 
 
-def timed(msg: Any, loader: Iterable[Batch], *, repeat: bool = False) -> TimedBatches[Batch]:
+def timed(
+    msg: Any,
+    loader: Iterable[Batch],
+    *,
+    repeat: bool = False,
+    batch_seconds: float | None = None,
+    link_seconds: float = 0.0,
+) -> TimedBatches[Batch]:
     """Return the batches of a loader that fit into the window of a message's question.
 
     Parameters
@@ -81,6 +97,9 @@ def timed(msg: Any, loader: Iterable[Batch], *, repeat: bool = False) -> TimedBa
         The message that the client app got. Without a window in it, one pass is done.
     repeat
         Go on with further passes until the window closes.
+    batch_seconds, link_seconds
+        For simulations, with `paced(…, virtual=True)` at the server: the seconds that a batch takes
+        on this device, and those of the way there and back. No clock of this machine is read.
 
     Examples
     --------
@@ -91,7 +110,16 @@ def timed(msg: Any, loader: Iterable[Batch], *, repeat: bool = False) -> TimedBa
     """
     record = msg.content.get(RECORD, {})
     window = record.get("window", inf) if isinstance(record, Mapping) else inf
-    return TimedBatches(loader, float(window), repeat=repeat)
+    for name, value in (("batch_seconds", batch_seconds), ("link_seconds", link_seconds)):
+        if value is not None and not 0 <= value < inf:
+            raise InputError(f"{name} is {value}: must be a number of seconds from 0")
+    return TimedBatches(
+        loader,
+        float(window),
+        repeat=repeat,
+        batch_seconds=batch_seconds,
+        link_seconds=link_seconds,
+    )
 
 
 def _size(batch: Any) -> int:

@@ -16,7 +16,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from codedfedl.errors import InputError
-from codedfedl.pacing.flower.mail import Mail, puller
+from codedfedl.pacing.flower.mail import Mail, VirtualMail, puller
 from codedfedl.pacing.flower.recorder import Recorder
 from codedfedl.pacing.flower.replies import (
     STATISTICS,
@@ -38,7 +38,6 @@ from codedfedl.pacing.rounds import NodeReply, RoundPlan
 __all__ = ["PacedGrid", "paced"]
 
 KINDS = ("train", "evaluate")
-
 _log = logging.getLogger("flwr")
 
 
@@ -54,6 +53,7 @@ def paced(
     cap: float = 20.0,
     factors: bool | None = None,
     statistics: str = STATISTICS,
+    virtual: bool = False,
 ) -> "PacedGrid":
     """Return a grid that paces the rounds of a Flower app.
 
@@ -77,6 +77,8 @@ def paced(
         Whether updates are weighed by 1/π; by default what the strategy permits.
     statistics
         A regular expression for arrays that are no parameters: BatchNorm's statistics by default.
+    virtual
+        For simulated nodes: a round takes the seconds that clients claim in `timed`.
     """
     treatment = treatment_of(strategy)
     if factors is not None:
@@ -95,9 +97,9 @@ def paced(
         factors=treatment.factors,
         learn_only=learn_only or treatment.waits,
     )
-    journal = None if out is None else PacingJournal(out, resume=resume)
-    recorder = Recorder(journal, treatment)
-    return PacedGrid(grid, pacer, treatment, Mail(puller(grid)), recorder, statistics)
+    recorder = Recorder(None if out is None else PacingJournal(out, resume=resume), treatment)
+    mail = (VirtualMail if virtual else Mail)(puller(grid))
+    return PacedGrid(grid, pacer, treatment, mail, recorder, statistics)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,18 +228,19 @@ class PacedGrid(Grid):
     ) -> None:
         """Send a round's questions."""
         pacer = self.pacers[kind]
-        ttl = plan.deadline if pacer.late == "drop" and plan.deadline < inf else None
+        expires = pacer.late == "drop" and not self._mail.is_virtual
+        ttl = plan.deadline if expires and plan.deadline < inf else None
         messages = [question(nodes[node], self._facts(pacer, plan, node), ttl) for node in plan.ask]
         identities: list[str | None] = list(self._grid.push_messages(messages)) if messages else []
         if len(identities) < len(messages):  # some engines leave out what they do not take
             taken, known = set(identities), [m.metadata.message_id for m in messages]
             identities = [each if each in taken else None for each in known]
-        for node, identity in zip(plan.ask, identities, strict=True):
-            if identity is None:
-                pacer.lost(node)
-            else:
-                self._sent[identity] = _Sent(node, kind, pacer.rounds - 1, model)
-        self._mail.expect([identity for identity in identities if identity is not None])
+        asked = dict(zip(plan.ask, identities, strict=True))
+        for node in [node for node, identity in asked.items() if identity is None]:
+            pacer.lost(node)
+        number = pacer.rounds - 1
+        self._sent |= {i: _Sent(node, kind, number, model) for node, i in asked.items() if i}
+        self._mail.expect([identity for identity in identities if identity])
 
     def _forget(self, is_over: Callable[[_Sent], bool]) -> None:
         """Wait no longer for replies that will not come."""
@@ -247,13 +250,11 @@ class PacedGrid(Grid):
 
     @staticmethod
     def _facts(pacer: Pacer, plan: RoundPlan, node: int) -> dict[str, float]:
-        window = plan.windows.get(node)
-        if window is None:
+        if node not in plan.windows:
             return {}
-        return {"window": window, "examples": pacer.expected_examples(node)}
+        return {"window": plan.windows[node], "examples": pacer.expected_examples(node)}
 
     def _take_waiting(self) -> None:
-        """Take the replies that are there."""
         while (reply := self._mail.next(-inf)) is not None:
             self._take(*reply)
 
@@ -277,9 +278,8 @@ class PacedGrid(Grid):
         share, seconds, wrong = reported_work(reply)
         if wrong:
             self._note(f"node {sent.node} reports {wrong}: its own times are not used")
-        length = None
-        if share is not None and sent.model is not None:
-            length = update_length(reply, sent.model, self._statistics)
+        model = None if share is None else sent.model
+        length = None if model is None else update_length(reply, model, self._statistics)
         answer = pacer.arrived(
             sent.node,
             when,
@@ -305,7 +305,7 @@ class PacedGrid(Grid):
             replies = self._weighed(played.counted, model)
         if not replies and not self._failed:
             self._note("nobody arrived, and nothing is returned")
-        name = {"train": "round", "evaluate": "evaluation"}[kind]
+        name = "round" if kind == "train" else "evaluation"
         _log.info("paced: %s %d: %s", name, self._calls[kind], played.sentence())
         if not self.unpaced:
             self._recorder.keep(kind, self._calls[kind], played, replies, self.pacers)

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from codedfedl.errors import InputError
 from codedfedl.pacing.flower.batches import RECORD
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "reported_work",
     "stripped",
     "update_length",
+    "virtual_seconds",
     "weighed",
 ]
 
@@ -85,6 +87,26 @@ def reported_work(message: Message) -> tuple[float | None, float | None, str]:
                 return None, None, f"{seconds:g} seconds for {share:g} of a pass"
             return (float(share), float(seconds), "") if share > 0 else (None, None, "")
     return None, None, ""
+
+
+def virtual_seconds(message: Message | None) -> float:
+    """Return how long a reply took on the clock of its client; errors and evaluations: no time."""
+    if message is None or message.has_error():
+        return 0.0
+    for _, record in _records(message.content, MetricRecord):
+        if f"{RECORD}-link" in record:
+            seconds = [record.get(f"{RECORD}-{key}", inf) for key in ("seconds", "link")]
+            if all(isinstance(value, int | float) and 0 <= value < inf for value in seconds):
+                return float(seconds[0] + seconds[1])  # type: ignore[operator]
+            raise InputError(
+                f"virtual is True: a client reports {seconds} seconds: report finite ones"
+            )
+    if message.metadata.message_type.startswith("evaluate"):
+        return 0.0
+    raise InputError(
+        "virtual is True, and a client says no virtual seconds: it should train on "
+        "timed(msg, loader, batch_seconds=…), and report its metrics"
+    )
 
 
 def stripped(message: Message) -> Message:
