@@ -463,7 +463,7 @@ class Simulated(World):
     """An engine that simulates nodes: whatever is pulled is there at once."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = {identity: reply for _, _, identity, reply in self._coming}
+        replies = {identity: reply for _, _, identity, reply in self._coming if reply is not None}
         return [replies[identity] for identity in message_ids]
 
 

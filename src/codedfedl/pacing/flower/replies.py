@@ -97,7 +97,7 @@ def virtual_seconds(message: Message | None) -> float:
         if f"{RECORD}-link" in record:
             seconds = [record.get(f"{RECORD}-{key}", inf) for key in ("seconds", "link")]
             if all(isinstance(value, int | float) and 0 <= value < inf for value in seconds):
-                return float(seconds[0] + seconds[1])  # type: ignore[operator]
+                return float(seconds[0] + seconds[1])
             raise InputError(
                 f"virtual is True: a client reports {seconds} seconds: report finite ones"
             )
