@@ -103,7 +103,9 @@ def test_it_loads_fits_and_can_be_read(
     page.close()
 
 
-@pytest.mark.parametrize("page_name", ["index", "tutorials/plan", "commands", "api-estimators"])
+@pytest.mark.parametrize(
+    "page_name", ["index", "tutorials/plan", "reference/commands", "reference/api-estimators"]
+)
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_the_docs_need_nobody_else(browser: Browser, page_name: str, size: ViewportSize) -> None:
     path = SITE / f"{page_name}.html"
@@ -318,7 +320,27 @@ def test_the_docs_begin_with_how_to_install_and_run(browser: Browser) -> None:
     page.close()
 
 
-@pytest.mark.parametrize(("name", "formulas"), [("theory", 9), ("cold-start", 1)])
+@pytest.mark.parametrize(
+    ("words", "page_name"),
+    [
+        ("missing values", "howto/data"),
+        ("timeout", "tutorials/pace-flower"),
+        ("straggler", "reference/glossary"),
+        ("deep network", "howto/networks"),
+    ],
+)
+def test_the_search_finds_what_people_look_for(
+    browser: Browser, words: str, page_name: str
+) -> None:
+    page = browser.new_page()
+    page.goto(f"{(SITE / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
+    page.locator(f"#search-results a[href*='{page_name}.html']").first.wait_for(timeout=20_000)
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "formulas"), [("explanation/theory", 8), ("explanation/cold-start", 1)]
+)
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_formulas_are_drawn_by_the_browser_alone(
     browser: Browser, name: str, formulas: int, size: ViewportSize
