@@ -11,6 +11,7 @@ from codedfedl.core.disclosure import Disclosure, discloses_no_more, listed
 from codedfedl.core.loop import Driver
 from codedfedl.core.protocol import Inbox, Limits
 from codedfedl.data import load_dataset
+from codedfedl.planning.strata import represented_points
 from codedfedl.runs.config import Experiment
 from codedfedl.schemes import SCHEMES, make_scheme
 from codedfedl.schemes.balanced import BalancedState
@@ -181,21 +182,34 @@ def test_tifl_asks_one_tier_of_like_speed(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_partial_divides_by_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(monkeypatch, name="partial", missing=0.3)
-    model, missed = log.zero, 0
-    plans = log.state.plans
+    """Each answer counts by class; the first round, at β = 0, is over all that clients hold."""
+    log = Log(monkeypatch, name="partial", missing=0.3)
+    batches, plans, by_class = log.run.problem.batches, log.state.plans, log.state.by_class
+    labels = [np.sum([part.client(j)[1].sum(0) for part in batches], axis=0) for j in range(6)]
+    np.testing.assert_allclose(by_class.counts, labels)
+    model, missed, uneven = log.zero, 0, 0.0
     for round_, inbox in enumerate(log.rounds()):
-        batch, plan = log.run.problem.batches[round_ % 2], plans[round_ % 2]
-        total = np.zeros_like(model)
-        for j in range(6):
+        batch, plan, total = batches[round_ % 2], plans[round_ % 2], np.zeros_like(model)
+        points = log.task.points[round_ % 2]
+        share = (points / log.held)[:, None]
+        counts = represented_points(by_class.counts * share, plan.loads, by_class.shift)
+        if not round_:
+            points = log.held
+            heard = np.where(inbox.arrived, log.held, 0)
+            first = represented_points(by_class.counts, heard, by_class.shift)
+        for j in np.flatnonzero(inbox.arrived):
             load, chance = int(plan.loads[j]), plan.return_probabilities[j]
-            missed += load > 0 and not inbox.arrived[j]
-            if inbox.arrived[j]:
+            if round_:
                 x, y = (part.astype(float) for part in batch.client(j, 0, load))
-                total += x.T @ (x @ model - y) * len(batch.client(j)[0]) / (load * chance)
-        points = log.task.points[round_ % 2].sum()
-        model = model - 2.0 * (total / points + 9e-6 * model)
+                total += x.T @ (x @ model - y) * counts[j] / (load * chance)
+                uneven = max(uneven, abs(counts[j] / points[j] - 1))
+            else:
+                total += log.plain(j, int(log.held[j]), model) * first[j] / log.held[j]
+        missed += (plan.loads > 0).sum() - inbox.arrived.sum()
+        model = model - 2.0 * (total / points.sum() + 9e-6 * model)
     log.agrees(model)
     assert missed > 0
+    assert uneven > 0.001  # by client it would be 0
 
 
 def test_balanced_solves_ridge_on_the_points_that_everybody_has(

@@ -89,7 +89,7 @@ class Driver:
         """Let the scheme learn from the answers to the last ask."""
         ask = self._asked
         assert ask is not None
-        self._prepared = True
+        self._prepared |= ask.work.embeds or not ask.setup
         if ask is not PREPARE:
             if self._encoded is not None:
                 inbox = self._decoded(self._encoded, inbox)

@@ -138,16 +138,9 @@ class Balanced(EmbeddedLoads):
 
     def _first_step(self, state: BalancedState, inbox: Inbox) -> BalancedState:
         """Weight clients by how far their class sums agree, and take a step along the sums."""
-        task, points = state.task, np.zeros(state.task.clients, dtype=np.int64)
-        points[[reply.client for reply in inbox.replies]] = [r.points for r in inbox.replies]
         assert state.by_class is not None
-        by_class = state.by_class.after_sums(inbox.replies, task)
-        represents = by_class.represented(points)
+        by_class, represents, total = state.by_class.first_step(inbox, state.task)
         state = replace(state, by_class=by_class, represents=represents)
-        total = sum(
-            float(represents[reply.client] / task.held[reply.client]) * reply.arrays["gradient"]
-            for reply in inbox.replies
-        )
         return state.descended(total, state.held)
 
     def _planned(self, state: BalancedState, seconds: FloatArray) -> float:

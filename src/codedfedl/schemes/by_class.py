@@ -5,7 +5,7 @@ Which weights, and why, is in `planning.strata`.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -127,6 +127,16 @@ class ByClass:
             cells[client] = (total, points, np.where(len(x) > 1, noise, spread))
             squares += share**2 * lengths.sum() * (y**2).sum() / points
         return self._estimated(cells, squares, task)
+
+    def first_step(self, inbox: Inbox, task: Task) -> "tuple[ByClass, FloatArray, Any]":
+        """Estimate ρ from a first round; return for how many points each answer counts, and Σ."""
+        points = np.zeros(task.clients, dtype=np.int64)
+        points[[reply.client for reply in inbox.replies]] = [r.points for r in inbox.replies]
+        by_class = self.after_sums(inbox.replies, task)
+        represents = by_class.represented(points)
+        shares = represents / task.held  # answers are as heavy as all points
+        total = sum(float(shares[r.client]) * r.arrays["gradient"] for r in inbox.replies)
+        return by_class, represents, total
 
     def _estimated(
         self,
