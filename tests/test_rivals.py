@@ -197,7 +197,7 @@ def test_partial_divides_by_what_is_expected(monkeypatch: pytest.MonkeyPatch) ->
             points = log.held
             heard = np.where(inbox.arrived, log.held, 0)
             first = represented_points(by_class.counts, heard, by_class.shift)
-        for j in np.flatnonzero(inbox.arrived):
+        for j in np.flatnonzero(inbox.arrived).tolist():
             load, chance = int(plan.loads[j]), plan.return_probabilities[j]
             if round_:
                 x, y = (part.astype(float) for part in batch.client(j, 0, load))
