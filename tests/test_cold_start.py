@@ -4,7 +4,7 @@ import pytest
 from codedfedl import InputError, paper_fleet
 from codedfedl.fleet.costs import BlockSetup
 from codedfedl.fleet.devices import Fleet, Workload
-from codedfedl.planning.cold_start import plan_cold_start
+from codedfedl.planning.cold_start import best_cold_start, plan_cold_start
 from codedfedl.planning.strata import sampling_excess
 
 PAPER = paper_fleet()
@@ -37,6 +37,21 @@ def test_a_client_costs_at_most_its_share() -> None:
     assert sampling_excess(held, np.array([1000, 0]), 500) == pytest.approx(10 / 1010)
     assert sampling_excess(held, np.array([1000, 1]), 10**6) == pytest.approx(10 / 1010)
     assert sampling_excess(held, np.array([1000, 10]), 500) == 0
+
+
+def test_a_longer_set_up_has_no_worse_start() -> None:
+    """Where more rows cost no time, there are more: else the start after 400 s is worse than 350 s.
+
+    With label counts both meet the wanted excess without a round, with four or six rows a point.
+    """
+    ways = BlockSetup(Workload(), 32720, 1, 12, bits=16).ways()
+    counts = np.zeros((30, 10))
+    counts[np.arange(30), np.arange(30) // 3] = 2000
+    starts = [
+        best_cold_start(PAPER, HELD, ways, 0.2, setup_deadline=seconds, counts=counts)[0].excess
+        for seconds in (300.0, 350.0, 400.0, 430.0, 470.0, 500.0, 600.0)
+    ]
+    assert starts == sorted(starts, reverse=True)
 
 
 def test_points_by_the_deadline_are_the_most_that_fit() -> None:

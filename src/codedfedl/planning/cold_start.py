@@ -149,7 +149,8 @@ def best_cold_start(
             refusals.append(error)
     if not plans:
         raise refusals[0]
-    return min(plans, key=lambda pair: (max(pair[0].excess, wanted), pair[0].seconds))
+    # As soon as another, with more rows: whatever is wanted of the plan, its start is better.
+    return min(plans, key=lambda p: (max(p[0].excess, wanted), p[0].seconds, p[0].excess))
 
 
 def plan_cold_start(
