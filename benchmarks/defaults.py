@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import sklearn.datasets
+import sklearn.datasets  # type: ignore[import-untyped]
 
 from codedfedl.experiments import built_in
 from codedfedl.report.results import Outcome, outcomes
