@@ -103,6 +103,27 @@ def test_schemes_of_gradients_train_whatever_they_are_given(digits: Any) -> None
         assert type(setting.records[-1].metric) is float  # on the host, wherever it was computed
 
 
+def test_a_network_that_breaks_stops_and_says_where(
+    digits: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one client's point spoiled, it is that client; without, the first that stepped."""
+    problem, _, _ = digits
+    batch = problem.batches[0]
+    features = batch.features.copy()
+    features[int(batch.offsets[4])] = 1e38  # client 4's first point
+    spoiled = (
+        replace(problem, batches=(replace(batch, features=features), *problem.batches[1:])),
+        *digits[1:],
+    )
+    (setting,) = simulation(spoiled, [{"name": "fedavg"}]).settings
+    assert len(setting.rounds) == 1
+    assert "in which client 4's answer was the first" in caplog.messages[0]
+    caplog.clear()
+    simulation(digits, [{"name": "fedavg", "step": 1e38, "local_steps": 3}])
+    assert "not finite after round 1, in which client 0" in caplog.messages[0]
+    assert caplog.messages[0].endswith("try fedavg.step = 1e+37")
+
+
 def test_one_pass_for_all_clients_gives_the_sum_of_their_answers(digits: Any) -> None:
     """The fast path against each client's own answer; Adam would enlarge what rounding leaves."""
     fast, plain = (simulation(digits, SCHEMES[1:], fast=fast) for fast in (True, False))

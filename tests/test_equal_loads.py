@@ -120,10 +120,8 @@ def test_what_makes_no_sense_is_refused(name: str, settings: dict[str, Any], wor
         make_scheme(name, settings)
 
 
-def test_nodes_do_neither_yet() -> None:
+def test_what_nodes_and_secure_sums_do_not() -> None:
     limits = Limits(5.0, 1.0, 1, 1.0)
-    with pytest.raises(InputError, match="uncoded rounds its messages to 8 bits"):
-        make_scheme("uncoded", {"message_bits": 8}).check(limits=limits)
     with pytest.raises(InputError, match="steps over whole mini-batches"):
         make_scheme("fedavg", {"points": 8}).check(limits=limits)
     with pytest.raises(InputError, match="a secure sum has 32"):

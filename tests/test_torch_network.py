@@ -99,6 +99,10 @@ def narrow(inputs):
     return nn.Linear(inputs, 1)
 
 
+def infinite(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.Threshold(1e9, float("inf")))
+
+
 def fixed(inputs, outputs):
     return nn.Linear(inputs, outputs).requires_grad_(False)
 
@@ -346,6 +350,7 @@ def test_tensors_stay_tensors_and_memory_that_is_read_only_is_read() -> None:
         ("mine_networks:Coupled", "depends on other points or on chance"),
         ("mine_networks:images", r"does not take points of shape \(n, 4\).*torch.nn.Unflatten"),
         ("mine_networks:narrow", r"returns \(2, 1\) for 2 points: return one of shape \(2, 2\)"),
+        ("mine_networks:infinite", "numbers that are not finite for points from 0 to 1"),
         ("mine_networks:fixed", "has no parameter to train"),
         ("mine_networks:nothing", "returned int: return a torch.nn.Module"),
         ("mine_networks:missing", "is not a function: write module:function"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from codedfedl.core.client import Gradient, WindowGradient, work_to
 from codedfedl.core.gradients import LEAST_IN_BLOCK, block_ends
+from codedfedl.core.rounded import Rounded
 from codedfedl.core.work import ArrayClient, Work
 from codedfedl.data.shards import Shard
 from codedfedl.errors import InputError
@@ -189,6 +190,40 @@ def test_a_gradient_longer_than_its_points_allow_is_refused(tmp_path: Path) -> N
     why = [reason for e in exchanges for _, reason in e.record.refusals]
     assert len(why) == 4
     assert all("gradient is longer than" in reason for reason in why)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [PACED, {"name": "fedavg", "local_steps": 2, "step": 0.5}],
+)
+def test_messages_of_a_few_bits(scheme: dict[str, Any], tmp_path: Path) -> None:
+    """Bytes leave a node, numbers reach the scheme; late answers and replays are rounded too."""
+    sent: set[int] = set()
+
+    def change(client: int, kind: str, answer: Any) -> Any:
+        if kind == "rounded" and client == 2:
+            whole = np.zeros((64, 10), np.float32)
+            return answer[0], dict.fromkeys(answer[1], whole)  # as if nothing were rounded
+        sent.update(array.nbytes for array in answer[1].values() if kind == "rounded")
+        return answer
+
+    scheme = scheme | {"message_bits": 6}
+    honest = played(tmp_path / "honest", scheme, deadline=2.0)
+    assert honest[-1].record.metric > 0.6
+    assert replay(RunDirectory(tmp_path / "honest" / "run")).same
+    late = Script(lambda client, kind, _: 1.0 * (client == 1 and kind == "rounded"), change)
+    lying = played(tmp_path / "lying", scheme, late, deadline=0.8)
+    assert sent == {4 + 640 * 6 // 8}
+    why = {reason for e in lying for _, reason in e.record.refusals}
+    assert why == {
+        "a message holds float32 of shape (64, 10), not 484 bytes: send it again, rounded to 6 bits"
+    }
+
+
+def test_a_server_names_tensors_that_a_model_has(tmp_path: Path) -> None:
+    for sizes, words in (((FEATURES * POINTS - 1,), "sizes of tensors with"), ((), "a list of 1")):
+        with pytest.raises(InputError, match=words):
+            asked(node(tmp_path), Rounded(window(0, 1.0), 8, sizes, 1))
 
 
 def test_a_secure_sum_of_windows(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from codedfedl.core.gradients import (
     WindowGradient,
 )
 from codedfedl.core.masked import GradientDelta, Masked
+from codedfedl.core.rounded import Rounded
 from codedfedl.core.task import Task
 from codedfedl.core.work import Answer, Client, OnEmbedded, Points, Work
 from codedfedl.errors import InputError
@@ -246,6 +247,7 @@ WORK: dict[str, type[Work]] = {
         ClippedGradient,
         Masked,
         GradientDelta,
+        Rounded,
     )
 }
 """Every kind of work that comes with the package."""

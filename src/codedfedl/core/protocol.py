@@ -307,8 +307,6 @@ class Scheme(ABC):
             Of a real federation, which limits every wait: refused if they do not suffice.
         """
         name, waits, reason = self.info.name, self.info.waits, self.info.only_simulated
-        if self.message_bits != MODEL_BITS:
-            reason = f"rounds its messages to {self.message_bits} bits, which nodes do not yet"
         if reason and limits is not None:
             raise InputError(f"{name} {reason}: simulate it")
         if waits and fleet is not None and (fleet.availability < 1).any():

@@ -176,6 +176,15 @@ class Work(ABC):
         """
         return self.answer(client, load, model)
 
+    def unpacked(
+        self, arrays: Mapping[str, Array], points: int, model: Array
+    ) -> Mapping[str, Array]:
+        """Return the arrays of `timed` in the form of `answer`'s: as they are, unless overridden.
+
+        They may be anybody's: what was not packed so is an InputError.
+        """
+        return arrays
+
     def for_client(self, j: int) -> Self:
         """Return client j's part, where clients are asked for different things."""
         parts = {name: _entry(getattr(self, name), j) for name in self.per_client}

@@ -51,6 +51,11 @@ class Rounding:
         return (1 << (self.bits - 1)) - 1
 
     @property
+    def stretch(self) -> float:
+        """How many times as long rounding makes a message at most: no number moves by s/L."""
+        return 1 + float(np.sqrt(max(self.sizes))) / self.levels
+
+    @property
     def packed_bytes(self) -> int:
         """Bytes of a message: the scales, then the codes without gaps."""
         return SCALE.itemsize * len(self.sizes) + -(-sum(self.sizes) * self.bits // 8)

@@ -92,7 +92,12 @@ def checked_function(name: str, module: Any, inputs: int, outputs: int) -> Modul
         raise InputError(f"{what} returns {given} for 2 points: return one of shape (2, {outputs})")
     if not pair.requires_grad:
         raise InputError(f"{what} has outputs without a gradient: remove detach and no_grad")
-    if not torch.allclose(pair[:1], single, rtol=1e-3, atol=1e-4, equal_nan=True):
+    if not torch.isfinite(pair).all():
+        raise InputError(
+            f"{what} returns numbers that are not finite for points from 0 to 1, at the parameters "
+            "that it draws: no step would train it"
+        )
+    if not torch.allclose(pair[:1], single, rtol=1e-3, atol=1e-4):
         raise InputError(
             f"{what} returns for a point what depends on other points or on chance: normalise "
             "each point by itself, as torch.nn.GroupNorm does, and draw nothing"

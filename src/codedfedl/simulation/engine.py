@@ -4,6 +4,7 @@ Each setting has a driver (`core.loop`) and a time line. In every step all of th
 lines say who arrived; and each of those clients answers, or the fast path sums for all of them.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,8 +28,10 @@ from codedfedl.simulation.client_data import Problem, Problems, SimulatedClient
 from codedfedl.simulation.clock import OWN_PACE, Clock, Timeline, has_own_pace
 from codedfedl.simulation.evaluation import Measuring
 from codedfedl.simulation.fast import FastSums, Question
-from codedfedl.simulation.networks import NetworkJob, answers
+from codedfedl.simulation.networks import NetworkJob, answers, breakdown, is_broken
 from codedfedl.simulation.quadratics import Objectives
+
+_log = logging.getLogger(__name__)
 
 SETUPS_AT_ONCE = 8  # The parity of so many settings is in memory at one time.
 MAX_ROUNDS_TOGETHER = 32  # Metrics are computed together for at most so many rounds …
@@ -228,7 +231,19 @@ class Simulation:
         for setting, arrival, inbox in zip(settings, arrivals, inboxes, strict=True):
             if self.listener is not None:
                 self.listener(setting, arrival, inbox)
+            question = setting.driver.question
             setting.driver.receive(inbox)
+            if is_broken(setting.state):
+                jobs = [self._job(setting, job, question) for job in arrival.done]
+                names = [
+                    str(setting.timeline.clock.model.client[job.client]) for job in arrival.done
+                ]
+                _log.warning(
+                    "%s: %s", setting.label, breakdown(setting.scheme, setting.state, names, jobs)
+                )
+                setting.seconds = 0.0
+            awaited = {job.round for job in setting.timeline.pending}
+            setting.models = {r: model for r, model in setting.models.items() if r in awaited}
             if measured:
                 setting.records.append(self._record(setting, arrival))
         if measured:
@@ -256,14 +271,12 @@ class Simulation:
             if k not in summed or job.round != arrival.round
         ]
         replies = self._replies(left)
-        for k, (setting, arrival) in enumerate(pairs):
+        for k, (_, arrival) in enumerate(pairs):
             if k in summed:
                 late = sum(job.round != arrival.round for job in arrival.done)
                 inbox = replace(summed[k], replies=tuple(islice(replies, late)))
             else:
                 inbox = self._answers(arrival, replies)
-            awaited = {job.round for job in setting.timeline.pending}
-            setting.models = {r: model for r, model in setting.models.items() if r in awaited}
             yield replace(inbox, timings=arrival.timings, server_done=arrival.server_done)
 
     def _answers(self, arrivals: Arrivals, answers: Iterator[Reply]) -> Inbox:
@@ -283,19 +296,19 @@ class Simulation:
 
     def _replies(self, left: Sequence[tuple[Setting, Assignment]]) -> Iterator[Reply]:
         """Let clients do their work: at once for networks, and else one when it is wanted."""
-        jobs = [self._job(setting, job) for setting, job in left]
+        jobs = [self._job(setting, job, setting.driver.question) for setting, job in left]
         together = iter(answers([job for job in jobs if not job.client.learner.quadratic]))
         for (_, given), (work, client, load, model) in zip(left, jobs, strict=True):
             alone = client.learner.quadratic
             answer = work.answer(client, load, model) if alone else next(together)
             yield Reply(given.client, given.round, answer.points, answer.arrays, model)
 
-    def _job(self, setting: Setting, job: Assignment) -> NetworkJob:
-        """Return what a client is to do, with the model that it was asked about."""
+    def _job(self, setting: Setting, job: Assignment, question: Array) -> NetworkJob:
+        """Return what a client is to do, with the model that it is asked about."""
         task = setting.state.task
         data = self.problems.of(task).batches
         client = SimulatedClient(data, job.client, self.seed, learner=task.learner)
-        model = setting.models.get(job.round, setting.driver.question)
+        model = setting.models.get(job.round, question)
         return NetworkJob(job.work.for_client(job.client), client, job.load, model)
 
     def _noisy(

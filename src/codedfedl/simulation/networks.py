@@ -1,4 +1,4 @@
-"""What clients answer about networks, of many clients at once."""
+"""What clients answer about networks, of many clients at once; and which answer broke one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,10 +9,14 @@ from array_api_compat import array_namespace
 from codedfedl.arrays import Array, IntArray
 from codedfedl.core.client import LocalModel
 from codedfedl.core.gradients import PointGradient, Terms
+from codedfedl.core.protocol import Scheme, State
 from codedfedl.core.rounded import Rounded
 from codedfedl.core.work import Answer, Client, Work
 
-__all__ = ["NetworkJob", "answers", "joined", "summed_gradient"]
+__all__ = ["NetworkJob", "answers", "breakdown", "is_broken", "joined", "summed_gradient"]
+
+SHORTER_STEP = 0.1
+"""Of the step, which a run whose numbers overflowed is advised to try."""
 
 
 class NetworkJob(NamedTuple):
@@ -104,3 +108,36 @@ def joined(parts: Sequence[Terms]) -> Terms:
     columns = ([part.features for part in parts], [part.targets for part in parts], weights)
     features, targets, by_point = (xp.concat(column, axis=0) for column in columns)
     return Terms(features, targets, weights=by_point)
+
+
+def is_broken(state: State) -> bool:
+    """Whether a network has numbers that are not finite: nothing more can be learned."""
+    return not state.task.learner.quadratic and not _finite(state.model)
+
+
+def breakdown(
+    scheme: Scheme, state: State, names: Sequence[str], jobs: Sequence[NetworkJob]
+) -> str:
+    """Say in which round a network broke, whose answer was the first that did, and what to try.
+
+    Parameters
+    ----------
+    names, jobs
+        Of the clients whose answers counted in the last round.
+    """
+    made = zip(names, answers(jobs), strict=True)
+    broken = [name for name, a in made if not all(map(_finite, a.arrays.values()))]
+    where = f"the network is not finite after round {state.round}"
+    if broken:
+        where += f", in which client {broken[0]}'s answer was the first that was not"
+    fields = {
+        f"{scheme.info.name}.step": getattr(scheme, "step", None),
+        f"{scheme.info.name}.server_step": scheme.server_step,
+        "training.step": state.task.schedule.step,
+    }
+    field, size = next((field, size) for field, size in fields.items() if size is not None)
+    return f"{where}: it stops; try {field} = {SHORTER_STEP * size:g}"
+
+
+def _finite(array: Array) -> bool:
+    return bool(array_namespace(array).all(array_namespace(array).isfinite(array)))

@@ -127,7 +127,8 @@ class _Recomputed:
 
     def _answer(self, ask: Ask, client: int, load: int, model: Array) -> dict[str, Array]:
         work = ask.work.for_client(client)
-        return work.timed(self.clients[client], load, model, lambda: 0.0).arrays
+        answer = work.timed(self.clients[client], load, model, lambda: 0.0)
+        return dict(work.unpacked(answer.arrays, answer.points, model))
 
 
 def replayed_clients(

@@ -252,8 +252,8 @@ class Desk:
 
 
 def _as_sent(array: Any) -> npt.NDArray[Any]:
-    """Return an array as it travels: halves and integers as they are, all else as float32."""
+    """Return an array as it travels: halves, integers and bytes as they are, else as float32."""
     values = np.asarray(array)
-    if values.dtype in (np.float16, np.uint32):
+    if values.dtype in (np.float16, np.uint32, np.uint8):
         return values
     return values.astype(np.float32, copy=False)

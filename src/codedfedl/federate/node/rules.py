@@ -51,7 +51,8 @@ def listed(rule: Rule, *lengths: int) -> Rule:
 
     def check(name: str, value: Any) -> None:
         if type(value) not in (list, tuple) or len(value) not in lengths:
-            refuse(name, value, f"a list of {' or '.join(map(str, lengths))}")
+            known = " or ".join(map(str, lengths[:3])) + (", …" if lengths[3:] else "")
+            refuse(name, value, f"a list of {known}")
         for entry in value:
             rule(name, entry)
 

@@ -8,7 +8,7 @@ owner has allowed by naming its module, must check its own fields.
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from codedfedl.federate.node.rules import (
 )
 from codedfedl.learning.codes import CODES
 from codedfedl.learning.features import FEATURE_KINDS
+from codedfedl.learning.messages import MAX_BITS, MIN_BITS
 from codedfedl.learning.torch_network import LOSSES
 
 __all__ = [
@@ -268,9 +269,15 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
 
     def wrapped(name: str, value: Any) -> None:
         kind = value.get("kind") if isinstance(value, Mapping) else None
-        if kind in ("masked", "gradient_delta", "clipped_moments", "clipped_gradient"):
+        if kind in ("masked", "rounded", "gradient_delta", "clipped_moments", "clipped_gradient"):
             refuse(name, kind, "work whose answers are numbers")
         checked_work(value, sizes, allowed)
+
+    def tensors(name: str, value: Any) -> None:
+        numbers = prod(sizes.model_shape)
+        listed(whole(1), *range(1, min(numbers, MAX_COLUMNS) + 1))(name, value)
+        if sum(value) != numbers:
+            refuse(name, sum(value), f"sizes of tensors with {numbers} numbers together")
 
     def changing(name: str, value: Any) -> None:
         wrapped(name, value)
@@ -320,13 +327,20 @@ def _rules(sizes: Sizes, allowed: Collection[str]) -> dict[str, Rules]:
             "residual": length,
         },
         "masked": {"work": wrapped, "scale": positive},
+        "rounded": {
+            "work": wrapped,
+            "bits": whole(MIN_BITS, MAX_BITS),
+            "sizes": tensors,
+            "draw": whole(),
+            "client": whole(),
+        },
         "gradient_delta": {"work": changing, "scale": positive, "counted": _counted},
     }
     return {kind: of_kind for kind, of_kind in rules.items() if not sizes.model or kind in _ANY}
 
 
 _ANY = {"prepare", "embed", "gradient", "weighted_gradient", "local_model", "local_direction"}
-_ANY |= {"embedded", "counts", "window_gradient", "masked"}  # for networks too
+_ANY |= {"embedded", "counts", "window_gradient", "masked", "rounded"}  # for networks too
 
 
 def _counted(name: str, value: Any) -> None:

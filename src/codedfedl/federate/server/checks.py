@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codedfedl.arrays import Array
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
+from codedfedl.errors import InputError
 from codedfedl.federate.transport import Arrays, Arrival, printable
 
 _ROUNDING = 1e-4  # of float32 sums, relative
@@ -90,11 +92,16 @@ def answer_bytes(work: Work, task: Task) -> int:
 
 
 def checked_answer(
-    arrival: Arrival, work: Work, task: Task, round_: int, load: int
+    arrival: Arrival, work: Work, task: Task, round_: int, load: int, model: Array = None
 ) -> tuple[dict[str, npt.NDArray[np.float32]], int]:
     """Return an answer's arrays and its points, if they match the work.
 
     Work that lets a client choose its points may be answered for any number up to `load`.
+
+    Parameters
+    ----------
+    model
+        That it is about, of which a packed answer may tell the difference.
     """
     given, points = whole(arrival.facts, "round"), whole(arrival.facts, "points")
     if given != round_:
@@ -109,7 +116,11 @@ def checked_answer(
     if work.once and points and not shapes:  # whoever has too few points says 0
         raise RefusedError(f"sends nothing for {points} points")
     _check_parts(arrival.arrays, set(shapes))
-    return {name: _checked(name, arrival.arrays, shape) for name, shape in shapes.items()}, points
+    try:
+        arrays = dict(work.unpacked(arrival.arrays, points, model))
+    except InputError as error:
+        raise RefusedError(str(error)) from None
+    return {name: _checked(name, arrays, shape) for name, shape in shapes.items()}, points
 
 
 def whole(facts: Mapping[str, Any], name: str) -> int:

@@ -16,6 +16,7 @@ from codedfedl.core.client import BlockParity, DrawnGradient, Embedded, Gradient
 from codedfedl.core.loop import RunningSum
 from codedfedl.core.protocol import SUM, Ask, Inbox, Reply
 from codedfedl.core.record import ARRIVED, REFUSED, SETUP
+from codedfedl.core.rounded import Rounded
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.server.asking import Asking, Pending, Tally
@@ -236,20 +237,24 @@ class Federation:
 
     def _reply(self, arrival: Arrival, pending: Pending) -> Reply | None:
         """Return an answer as a reply once it is checked; None where a client has nothing yet."""
-        client, work = pending.client, pending.work
-        arrays, points = checked_answer(arrival, work, self.task, pending.round, pending.load)
+        client, asked = pending.client, pending.work
+        about = (pending.round, pending.load, pending.model)
+        arrays, points = checked_answer(arrival, asked, self.task, *about)
         if points == 0:
             return None
+        work, longer = asked.plain, 1.0
+        if isinstance(asked, Rounded):
+            longer = asked.rounding.stretch
         if isinstance(work, Gradient | Embedded | DrawnGradient):
             model = to_host(pending.model)
-            about = float(self.task.held[client])
+            weight = float(self.task.held[client])
             if isinstance(work, Gradient):
-                about = points * work.weight_of(client)
+                weight = points * work.weight_of(client)
             elif isinstance(work, DrawnGradient):
-                about = work.most_weight(client, points)
+                weight = work.most_weight(client, points)
             elif work.represents is not None:
-                about = float(np.asarray(work.represents)[client])
-            self.bounds.check_gradient(arrays["gradient"], model, about)
+                weight = float(np.asarray(work.represents)[client])
+            self.bounds.check_gradient(arrays["gradient"], model, longer * weight)
         elif isinstance(work, Parity | BlockParity):
             weights = squared_weights(work.for_client(client), self.task.points[:, client])
             self.bounds.check_parity(arrays, weights, self.asking.config.tolerance)
