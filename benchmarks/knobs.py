@@ -60,6 +60,7 @@ def candidates(fleet: str) -> list[tuple[Table, Knobs]]:
         ({"name": "malenia", "enough": 1.0} | adam, equal),
         ({"name": "fedavg"}, local),
         ({"name": "fednova"}, nova),
+        ({"name": "fedcompass"}, nova),
         ({"name": "fedprox", "proximal": 0.01}, local),
         ({"name": "fedadam"}, adaptive),
         ({"name": "fedyogi"}, adaptive),

@@ -23,6 +23,7 @@ SCHEMES: list[dict[str, Any]] = [
     {"name": "paced", "message_bits": 8, "least": 10, "server_step": 0.01},
     {"name": "uncoded", "optimiser": "adam", "load": 2, "server_step": 0.01},
     {"name": "fedavg", "local_steps": 2, "points": 4, "step": 0.05},
+    {"name": "tangent-newton", "hours": 0.003, "n_components": 60, "training": {"least": 5}},
 ]
 
 
@@ -62,7 +63,7 @@ def test_there_is_a_row_for_every_setting_and_target(run: Any) -> None:
     _, document = run
     rows = document["rows"]
     assert document["skipped"] == ["fashion-mnist"]
-    assert len(rows) == 4 * 3
+    assert len(rows) == 5 * 3
     assert all(row.keys() >= KEYS and len(row["rounds"]) == 2 for row in rows)
     settings = {(r["scheme"], r["load"], r["bits"], r["least"]) for r in rows}
     assert settings == {
@@ -70,7 +71,12 @@ def test_there_is_a_row_for_every_setting_and_target(run: Any) -> None:
         ("paced", "window", 8, 10),
         ("uncoded", "equal", 32, 2),
         ("fedavg", "steps", 32, 4),
+        ("tangent-newton", "window", 32, 5),
     }
+    tangent = [row for row in rows if row["scheme"] == "tangent-newton"]
+    assert {(row["features"], row["optimiser"]) for row in tangent} == {("tangent", "adam, newton")}
+    assert all(row["points_per_parity_row"] >= 10 for row in tangent)
+    assert "mixed" in tangent[0]["disclosure"]
     assert all(r["total_hours"] == [None, None] for r in rows if r["target"] == 0.999)
     assert {r["model"] for r in rows} == {"logistic"}
 

@@ -6,10 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codedfedl import InputError
-from codedfedl.core.protocol import Limits
 from codedfedl.random import stream
-from codedfedl.schemes import make_scheme
 from tests.logged import RIDGE, STEP, Log, gradient
 
 ORDERS = 5 << 20
@@ -105,11 +102,6 @@ def test_malenia_drops_what_is_under_way_when_it_steps() -> None:
     assert began > 0
 
 
-def test_malenia_is_simulated_only() -> None:
-    with pytest.raises(InputError, match="malenia has clients drop what is under way: simulate"):
-        make_scheme("malenia", {}).check(limits=Limits(5.0, 1.0, 1, 1.0))
-
-
 def test_timelyfl_trains_what_fits() -> None:
     """Half of the clients train the last numbers alone; late answers count later."""
     log = Log("timelyfl", 40, optimiser="gd", points=2, step=0.02, drop=0.5)
@@ -130,6 +122,31 @@ def test_timelyfl_trains_what_fits() -> None:
                     moved[number] += log.held[job.client] * after[number]
                     points[number] += log.held[job.client]
         models.append(models[-1] + (moved / np.maximum(points, 1)).reshape(64, 10))
+    log.agrees(models[-1])
+    assert late > 3
+
+
+def test_fedcompass_fills_intervals_with_steps() -> None:
+    """The fastest takes ten steps; slow clients two, which take several intervals."""
+    log = Log("fedcompass", 40, optimiser="gd", points=2, step=0.02)
+    (steps,), mean = log.state.steps, log.fleet.mean
+    interval = mean(np.full(6, 20.0)).min()
+    assert log.state.deadline == pytest.approx(1.2 * interval)
+    for j, count in enumerate(steps):
+        seconds = [mean(np.full(6, 2.0 * k))[j] for k in (2, count, count + 1)]
+        intervals = np.ceil(seconds[0] / interval)
+        assert count in (2, 10) or seconds[1] <= intervals * interval < seconds[2]
+    assert (steps.min(), steps.max()) == (2, 10)
+    models, late = [np.zeros((64, 10))], 0
+    for arrivals, _ in log.rounds:
+        total = np.zeros((64, 10))
+        for job in arrivals.done:
+            age = arrivals.round - job.round
+            late += age > 0
+            before = models[job.round]
+            moved = before - stepped(log, job, before, int(steps[job.client]))
+            total += log.held[job.client] / log.held.sum() / np.sqrt(1 + age) * moved
+        models.append(models[-1] - total)
     log.agrees(models[-1])
     assert late > 3
 

@@ -29,6 +29,7 @@ from codedfedl.federate.job import Job
 from codedfedl.federate.node.node import Node
 from codedfedl.federate.server.session import federate
 from codedfedl.learning.codes import Code
+from codedfedl.report.html import render_report
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
@@ -95,6 +96,7 @@ def test_what_a_job_says_of_a_network_is_checked(change: dict[str, Any], tmp_pat
         ),
         ({"name": "uncoded", "optimiser": "polyak"}, "optimiser is"),
         ({"name": "uncoded", "secure": True}, "a bound on their length"),
+        ({"name": "uncoded", "load": 4}, "uncoded.load is for points that are drawn"),
     ],
 )
 def test_what_needs_a_linear_model_is_refused_before_any_work(
@@ -217,6 +219,9 @@ class TestWithPyTorch:
         digits = load_dataset("digits")
         right = model.predict(digits.test_inputs) == digits.test_labels
         assert right.mean() == pytest.approx(exchanges[-1].record.metric)
+        page = render_report(RunDirectory(tmp_path / "run"))
+        assert "one over a single point contains that point" in page
+        assert "close enough" not in page
 
     def test_it_resumes_where_it_was(self, tmp_path: Path) -> None:
         """Adam's memory and the plan come back from the journal."""

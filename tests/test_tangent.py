@@ -123,6 +123,8 @@ def test_the_last_layer_alone_is_the_last_hidden_layer() -> None:
     np.testing.assert_allclose(features.transform(POINTS), expected, atol=1e-6)
     assert features.sketched == 0
     assert features.macs(64) < tangent("mlp").macs(64)
+    fewer = tangent("mlp", 20, parts="last")  # than the layer has, which is not sketched
+    assert fewer.transform(POINTS).shape[1] == fewer.size(64) == len(fewer.network_weights) == 65
 
 
 def test_maps_differ_by_network_and_seed() -> None:
@@ -208,9 +210,13 @@ def played(scheme: dict[str, Any], hours: float = 0.03, **tables: Any) -> Settin
     )
     settings = cells(experiment)
     (unit,) = units(settings, [0], datasets(settings, None))
-    run = Simulation(unit.problem(), unit.contenders(), 0)
+    kinds: list[str] = []
+    run = Simulation(
+        unit.problem(), unit.contenders(), 0, lambda _, a, __: kinds.append(a.ask.work.kind)
+    )
     for _ in run.run():
         pass
+    assert kinds.count("counts") == 1  # clients are asked once, whatever follows
     return run.settings[0]
 
 

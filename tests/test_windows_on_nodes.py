@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -192,9 +193,26 @@ def test_a_gradient_longer_than_its_points_allow_is_refused(tmp_path: Path) -> N
     assert all("gradient is longer than" in reason for reason in why)
 
 
+def test_malenia_steps_when_all_have_answered(tmp_path: Path) -> None:
+    """Client 2 takes five times as long: others answer again and again until it has answered."""
+    slow = Script(lambda client, kind, _: 0.2 * (client == 2 and kind == "window_gradient"))
+    scheme = {"name": "malenia", "load": 60, "enough": 60.0, "optimiser": "gd"}
+    exchanges = played(tmp_path, scheme, slow, rounds=40, deadline=5.0)[1:]
+    answers = [(k, r.client, r.round, r.points) for k, e in enumerate(exchanges) for r in e.replies]
+    ends = [k for k, client, _, _ in answers if client == 2]  # a step follows
+    assert len(ends) >= 3
+    for first, last in pairwise([-1, *ends]):
+        between = [(client, asked) for k, client, asked, _ in answers if first < k <= last]
+        assert {client for client, _ in between} == {0, 1, 2}
+        assert len(between) > 5
+        assert all(asked > first for _, asked in between)  # what was under way is not counted
+    assert all(60 <= points < 180 for *_, points in answers)
+    assert exchanges[-1].record.metric > 0.2
+    assert replay(RunDirectory(tmp_path / "run")).same
+
+
 @pytest.mark.parametrize(
-    "scheme",
-    [PACED, {"name": "fedavg", "local_steps": 2, "step": 0.5}],
+    "scheme", [PACED, {"name": "fedavg", "local_steps": 2, "step": 0.5}], ids=lambda s: s["name"]
 )
 def test_messages_of_a_few_bits(scheme: dict[str, Any], tmp_path: Path) -> None:
     """Bytes leave a node, numbers reach the scheme; late answers and replays are rounded too."""

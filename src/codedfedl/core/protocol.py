@@ -78,8 +78,7 @@ class Ask:
     least
         With noise, there is no sum over fewer clients than this.
     server_work
-        What the server computes meanwhile, if that takes time; `Inbox.server_done` says whether
-        it finished while it waited. Only a simulation plays it.
+        What the server computes meanwhile, if that takes time (`Inbox.server_done`): simulated.
     """
 
     work: "Work"
@@ -220,6 +219,8 @@ class Info:
         Where it waits without a deadline: what it waits for, in the words of an error.
     only_simulated
         Why no federation can run it, in the words of an error; empty if one can.
+    in_blocks
+        Whether real clients have a `load` of it: of whole blocks, since they draw no points.
     """
 
     name: str
@@ -235,6 +236,7 @@ class Info:
     quadratic: bool = False
     waits: str = ""
     only_simulated: str = ""
+    in_blocks: bool = False
 
 
 @dataclass(frozen=True, eq=False)

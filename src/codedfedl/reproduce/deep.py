@@ -38,11 +38,14 @@ class _Setting:
     leads: bool
 
     @cached_property
+    def whole_scheme(self) -> Scheme:
+        """The scheme, of all its phases."""
+        return make_scheme(self.outcomes[0].scheme, self.outcomes[0].cell.scheme_settings)
+
+    @property
     def scheme(self) -> Scheme:
         """The scheme, or that of the phase which trains a network."""
-        first = self.outcomes[0]
-        made = make_scheme(first.scheme, first.cell.scheme_settings)
-        return getattr(made, "network_scheme", made)
+        return getattr(self.whole_scheme, "network_scheme", self.whole_scheme)
 
     @property
     def load(self) -> str:
@@ -71,6 +74,7 @@ class _Setting:
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for every accuracy."""
         facts = {"load": self.load, "bits": self.scheme.message_bits, "least": self.least}
+        facts |= {"features": "tangent"} if self.scheme is not self.whole_scheme else {}
         return [
             row | {"model": outcome.cell.model} | facts
             for outcome, row in zip(self.outcomes, outcome_rows(self.outcomes), strict=True)

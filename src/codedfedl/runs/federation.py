@@ -55,6 +55,11 @@ def scheme_of(experiment: Experiment) -> Scheme:
     config, chosen = federation_config(experiment), experiment.schemes[0]
     scheme = chosen.scheme()
     scheme.check(limits=_limits(config))
+    if getattr(scheme, "load", None) is not None and not scheme.info.in_blocks:
+        raise InputError(
+            f"{chosen.name}.load is for points that are drawn for every answer, which nodes do not "
+            "do: leave it out, or simulate"
+        )
     refuse_learner(scheme, experiment.model.learner(1, 2, classes=True, image=None))
     if needs_helper(scheme.disclosure):
         _check_sums(config)

@@ -102,10 +102,14 @@ class KnownCell:
 
     @property
     def scheme_settings(self) -> dict[str, Any]:
-        """The settings of the scheme, by their names."""
+        """The settings of the scheme, by their names; a table is one of them, its keys are not."""
         table = {key: v for key, v in self.settings.items() if key.startswith("schemes.")}
         named = {key.removeprefix("schemes."): value for key, value in table.items()}
-        return {key: value for key, value in named.items() if key not in _NOT_SETTINGS}
+        return {
+            key: value
+            for key, value in named.items()
+            if key not in _NOT_SETTINGS and "." not in key
+        }
 
 
 _CELLS: TypeAdapter[list[KnownCell]] = TypeAdapter(list[KnownCell])

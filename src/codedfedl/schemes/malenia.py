@@ -3,7 +3,8 @@
 Malenia SGD (Tyurin and Richtárik, NeurIPS 2023) has the best possible time complexity of schemes
 whose gradients are all at the current model, where clients' data differ. Clients send one mean
 gradient after another; with B_j points of client j, the server steps along Σ_j p_j·(its mean) as
-soon as the harmonic mean of all B_j is large enough, and everybody drops what is under way.
+soon as the harmonic mean of all B_j is large enough, and everybody drops what is under way. Real
+nodes finish what they have begun, and nobody waits for it; their answers are over whole blocks.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from codedfedl.arrays import Array
-from codedfedl.core.client import DrawnGradient
+from codedfedl.core.client import DrawnGradient, WindowGradient
 from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.protocol import EACH, AnyLimits, Ask, Inbox, Info, Rng, Scheme, Task
 from codedfedl.core.task import Descent
@@ -21,6 +22,9 @@ from codedfedl.core.waiting import Next
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.schemes.settings import check_at_least_1, check_positive
+
+AT_ONCE = 1e-9
+"""Seconds of a window that ends as soon as there are enough points."""
 
 
 class Gathered(NamedTuple):
@@ -33,10 +37,14 @@ class Gathered(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GatheringState(Descent):
-    """What came at this model, by client, and in which exchange it was first asked about."""
+    """What came at this model, by client, and in which exchange it was first asked about.
+
+    Answers are over whole blocks (`in_blocks`) where nodes give them.
+    """
 
     gathered: Mapping[int, Gathered] = field(default_factory=dict)
     began: int = 0
+    in_blocks: bool = False
 
     @property
     def checkpointed(self) -> bool:
@@ -51,7 +59,7 @@ class Malenia(Scheme):
     Parameters
     ----------
     load
-        Points behind every answer, drawn anew.
+        Points behind every answer, drawn anew; of real nodes so many or a few more.
     enough
         The harmonic mean of the points (S/n in the paper).
     optimiser
@@ -66,7 +74,7 @@ class Malenia(Scheme):
         "malenia",
         frozenset({Disclosure.GRADIENTS}),
         waits="gathers until all have answered",
-        only_simulated="has clients drop what is under way",
+        in_blocks=True,
     )
 
     def __post_init__(self) -> None:
@@ -79,19 +87,23 @@ class Malenia(Scheme):
     ) -> GatheringState:
         """Begin to gather."""
         chosen = optimiser(self.info.name, self.optimiser, same_points=False)
-        return GatheringState(task, model, optimiser=chosen)
+        return GatheringState(task, model, optimiser=chosen, in_blocks=limits is not None)
 
     def ask(self, state: GatheringState) -> Ask | None:
         """Ask the idle clients, and continue with the next answer."""
         if state.finished:
             return None
         task, batch = state.task, state.task.batch(state.began)
-        points = task.points[batch]
-        work = DrawnGradient(batch, state.round, points)
+        loads = points = task.points[batch]
+        work: DrawnGradient
+        if state.in_blocks:
+            work = WindowGradient(batch, state.round, points, seconds=AT_ONCE, least=self.load)
+        else:
+            work, loads = DrawnGradient(batch, state.round, points), np.minimum(points, self.load)
         return Ask(
             work,
             Next(1),
-            np.minimum(points, self.load),
+            loads,
             combine=EACH,
             keep_late=True,
             restarts=state.round == state.began,

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codedfedl.arrays import Array, asarray_like, to_host
+from codedfedl.core.client import Counts
 from codedfedl.core.disclosure import Disclosed, Disclosure
 from codedfedl.core.protocol import AnyLimits, Ask, Description, Inbox, Info, Rng, Scheme
 from codedfedl.core.record import SETUP
@@ -60,6 +61,8 @@ class TangentState(State):
         The round with which the phase began.
     setups
         Rounds that are the phase's own set-up.
+    said
+        Label counts, which clients are asked for once.
     """
 
     fleet: Fleet
@@ -73,6 +76,7 @@ class TangentState(State):
     turn: int = 1
     first: int = 0
     setups: frozenset[int] = frozenset()
+    said: Inbox | None = None
 
     @property
     def is_linear(self) -> bool:
@@ -207,6 +211,8 @@ class TangentNewton(Scheme):
         before = not state.is_linear and asked.setup
         if asked.setup and not before:
             state = replace(state, setups=state.setups | {state.round})
+        if isinstance(asked.work, Counts):
+            state = replace(state, said=replace(inbox, timings=None))
         inner = state.phase.receive(state.inner, state.of_phase(inbox))
         changed = inner.model is not state.inner.model
         state = replace(state, inner=inner, round=state.round + (not before))
@@ -286,13 +292,17 @@ class TangentNewton(Scheme):
         fleet = with_workload(state.fleet, state.task.workload, task.workload)
         zeros = asarray_like(np.zeros(task.model_shape, np.float32), state.model)
         scheme = self.linear_scheme
+        inner = scheme.start(task, fleet, zeros)
+        first = scheme.ask(inner)
+        if state.said is not None and first is not None and isinstance(first.work, Counts):
+            inner = scheme.receive(inner, state.said)
         return replace(
             state,
             task=task,
             model=asarray_like(features.network_weights, state.model),
             trained=state.inner,
             phase=scheme,
-            inner=scheme.start(task, fleet, zeros),
+            inner=inner,
             first=state.round,
             setups=frozenset(),
         )

@@ -108,7 +108,7 @@ def result_arrays(simulation: Simulation, cells: Sequence[Cell], number: int) ->
     for s, (setting, cell) in enumerate(zip(simulation.settings, cells, strict=True)):
         now = stated_facts(setting.scheme, setting.state)
         late = {name: value for name, value in now.items() if name not in FACTS}
-        facts = dict.fromkeys(FACTS, np.nan) | setting.facts | late
+        facts = dict.fromkeys(FACTS, np.nan) | now | setting.facts | late
         kept = {f"story/{name}": values for name, values in client_columns(setting).items()}
         if not only_private(setting.scheme.disclosure):  # the privacy budget does not cover this
             kept |= _final_metrics(simulation, setting)

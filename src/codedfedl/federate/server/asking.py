@@ -213,7 +213,7 @@ class Asking:
         loads = loads_of(ask, self.task)
         loads[list(self.excluded)] = 0
         self._check_ask(ask, loads)
-        if not ask.keep_late:
+        if not ask.keep_late or ask.restarts:
             self.pending.clear()  # whoever is late with an earlier round need not answer it
         deadline = ask.wait.deadline
         if not np.isfinite(deadline):

@@ -61,7 +61,7 @@ class Recalled:
     def with_models(self, exchange: Exchange, ask: Ask, model: Array, round_: int) -> Exchange:
         """Return the next exchange of the journal, its replies with their models."""
         record = exchange.record
-        if not ask.keep_late:
+        if not ask.keep_late or ask.restarts:
             self._open.clear()
         asked = set(np.flatnonzero(record.loads).tolist()) - set(record.busy)
         self._open |= dict.fromkeys(asked, (round_, model))

@@ -46,7 +46,7 @@ class Tangent:
     model : array of shape (p,)
         Its parameters, in float32 on the host.
     n_components
-        Number of features, unless the gradient has fewer.
+        Number of features, unless the gradient has fewer; the last layer's are never sketched.
     parts
         ``all`` parameters, the ``last`` layer alone, or a number of last tensors of the module.
     seed
@@ -113,7 +113,7 @@ class Tangent:
 
     def size(self, inputs: int) -> int:
         """Return q."""
-        return min(self.n_components, self.copied + self.sketched)
+        return max(self.copied, min(self.n_components, self.copied + self.sketched))
 
     def macs(self, inputs: int) -> int:
         """Return what forward and back through the network takes, the sketch, and the length."""
