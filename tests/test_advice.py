@@ -58,7 +58,7 @@ NOBODY = record("lll", [INF, INF, INF])
     [
         (record("aal", [4, 5, INF]), "until the deadline"),
         (record("aal", [4, 5, INF], seconds=12.004), "until the deadline"),
-        (record("aal", [4, 5, INF], seconds=5.0), "ended early: 2 answers were enough"),
+        (record("aal", [4, 5, INF], seconds=5.0), "ended early: 2 answers sufficed"),
         (record("aal", [4, 5, INF], seconds=5.0, busy=(2,)), "nobody else could answer"),
         (record("aad", [4, 5, INF], seconds=5.0), "ended early: nobody else could answer"),
         (record("aan", [4, 5, INF]), "ended early: every answer was in"),

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 
@@ -65,6 +66,23 @@ def test_the_wheel_holds_what_is_not_python(installed: Path) -> None:
     wanted = {p.relative_to(source).as_posix() for p in source.glob("codedfedl/**/*.*")}
     assert {p for p in wanted if not p.endswith(".pyc")} <= kept
     assert any(p.endswith("LICENSE") for p in map(str, installed.glob("codedfedl-*/**/*")))
+
+
+@pytest.mark.extras
+def test_the_source_archive_builds_the_same_package(installed: Path, tmp_path: Path) -> None:
+    build = "import sys; from hatchling.build import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=ROOT, check=True)
+    (archive,) = tmp_path.glob("codedfedl-*.tar.gz")
+    with tarfile.open(archive) as file:
+        kept = {name.partition("/")[2] for name in file.getnames()}
+    assert {"README.md", "SECURITY.md", "docs/conf.py", "tests/test_wheel.py"} <= kept
+    install = [sys.executable, "-m", "pip", "install", *OFFLINE, "--no-build-isolation"]
+    subprocess.run([*install, "--target", str(tmp_path / "lib"), str(archive)], check=True)
+    files = [
+        {p.relative_to(f).as_posix() for p in f.glob("codedfedl/**/*.*") if p.suffix != ".pyc"}
+        for f in (installed, tmp_path / "lib")
+    ]
+    assert files[0] == files[1]
 
 
 def test_one_version_everywhere() -> None:

@@ -29,6 +29,25 @@ INSTEAD = {
     "a number of rounds that is none": "a non-negative integer",
     "told_how_to_go_on": "with_resume_hint",
     "going on without": "continuing without",
+    "go on until": "continue until",
+    "goes on": "continues",
+    "may go on": "may continue",
+    "cannot go on": "cannot continue",
+    "of one's own": "of your own",
+    "what became of": "the outcome of",
+    "for ever": "forever",
+    "so many times": "this many times",
+    "are got": "are fetched",
+    "was heard of": "answered",
+    "whose each": "the column of the clients",
+    "was begun last": "the latest",
+    "what becomes of it": "its outcome",
+    "be it": "even",
+    "by lot": "at random",
+    "never be heard": "never count",
+    "all in all": "in total",
+    "is no matter": "does not matter",
+    "in want of": "needs",
 }
 """A phrase, and what to write instead; more are in the style of the project than can be listed."""
 
@@ -54,6 +73,17 @@ def test_no_page_uses_a_phrase_that_we_no_longer_use() -> None:
         for phrase in phrases_in(path.read_text("utf-8"))
     ]
     assert not used, "\n".join(used)
+
+
+def test_no_page_has_one_of_several() -> None:
+    """Nouns agree with their numbers; `count_of` writes both where the number is not known."""
+    nouns = "node|client|round|answer|seed|point|row|second|minute|hour|device|machine"
+    wrong = [
+        f"{path.relative_to(ROOT)}: {match[0]!r}"
+        for path in pages()
+        for match in re.finditer(rf"(?<![\w.,:=/(-])1 ({nouns})s\b", path.read_text("utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_phrase_is_noticed_across_lines() -> None:

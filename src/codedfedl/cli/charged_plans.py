@@ -7,6 +7,7 @@ from codedfedl.cli.output import View
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import BlockSetup
 from codedfedl.fleet.devices import Fleet
+from codedfedl.io.names import count_of
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import Patches, Structured, Tiles
 from codedfedl.planning.cold_start import best_cold_start
@@ -64,7 +65,7 @@ def plan_cold_start(
     }
     embedded = float(chosen.points.sum()) / float(points.sum())
     sentence = (
-        f"set-up {chosen.setup_deadline:,.0f} s, then {chosen.rounds} rounds of "
+        f"set-up {chosen.setup_deadline:,.0f} s, then {count_of(chosen.rounds, 'round')} of "
         f"{chosen.round_deadline:,.0f} s: {chosen.seconds / 3600:.2f} h to an objective "
         f"{chosen.excess:.0%} above its optimum, as predicted;\n{embedded:.0%} of the points are "
         f"embedded when the set-up ends, {int(parity_rows.sum()):,} parity rows of ten points each"

@@ -140,7 +140,7 @@ class SecurityOptions:
             )
 
     def changes(self, training: TrainingOptions) -> dict[str, Any]:
-        """Return what killed nodes change in an experiment: the run goes on without them."""
+        """Return what killed nodes change in an experiment: the run continues without them."""
         from codedfedl.runs.federation_sections import DEFAULT_QUORUM
 
         left = training.clients - self.kill

@@ -38,8 +38,7 @@ def split_command(
     chosen = read_experiment(experiment, parse_overrides(overrides))
     if not chosen.data.is_table or chosen.data.client is None:
         raise InputError(
-            f"{experiment} has no table with data.client: name the column that says whose each row "
-            "is"
+            f"{experiment} has no table with data.client: name the column of the clients"
         )
     if out.is_dir() and any(out.iterdir()):
         raise InputError(f"{out} is not empty: choose another --out")

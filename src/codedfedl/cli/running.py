@@ -14,6 +14,7 @@ from codedfedl.api import tracked
 from codedfedl.cli.options import RunOptions
 from codedfedl.cli.output import messages, say, with_resume_hint
 from codedfedl.experiments import named_experiment
+from codedfedl.io.names import count_of
 from codedfedl.report.html import render_report
 from codedfedl.report.results import Outcome, outcomes
 from codedfedl.runs.config import Experiment
@@ -103,7 +104,7 @@ def _lines() -> Iterator[Watch]:
             return
         stage = stages.setdefault(unit, _Stage(what))
         if progress is not None:
-            stage.rounds = f"{progress.round} rounds in "
+            stage.rounds = f"{count_of(progress.round, 'round')} in "
 
     yield watch
     for stage in stages.values():

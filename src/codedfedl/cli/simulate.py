@@ -9,6 +9,7 @@ import typer
 from codedfedl.cli.options import Json, Overrides, Resume, RunOptions, Trust, known_experiments
 from codedfedl.cli.output import results, show, wrote
 from codedfedl.errors import InputError
+from codedfedl.io.names import count_of
 
 if TYPE_CHECKING:
     from codedfedl.report.results import Outcome
@@ -98,8 +99,9 @@ def _replay(run: Path, data: str | None, trust: bool, as_json: bool) -> None:
     check_trusted(directory.experiment(), run, trust=trust)
     again = replay(directory, data)
     sentence = (
-        f"{again.rounds} rounds with {again.answers} answers and {again.missed} missed: the "
-        f"model is {'the same' if again.same else 'DIFFERENT'}, {again.difference:.1e} apart"
+        f"{count_of(again.rounds, 'round')} with {count_of(again.answers, 'answer')} and "
+        f"{again.missed} missed: the model is {'the same' if again.same else 'DIFFERENT'}, "
+        f"{again.difference:.1e} apart"
     )
     show(as_json, {"run": str(run), **asdict(again), "same": again.same}, sentence)
     if not again.same:

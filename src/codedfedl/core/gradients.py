@@ -21,7 +21,7 @@ from codedfedl.fleet.costs import Cost
 from codedfedl.learning.learner import Learner
 
 GROWTH_OF_EMBEDDED = 1.5
-"""Later answers cover so many times the points of the last one, or all."""
+"""Later answers cover this many times the points of the last one, or all."""
 
 LEAST_IN_BLOCK, MOST_BLOCKS = 50, 10
 """A real client's windows are sums of blocks: of so many points at least, and so many at most."""

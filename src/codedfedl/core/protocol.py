@@ -272,9 +272,9 @@ class Scheme(ABC):
     secure
         Whether the server sees sums of the answers alone: every ask becomes one for a secure sum.
     message_bits
-        Of each number that a client sends: 32, or 2 to 8 (`learning.messages`).
+        Bits of each number that a client sends: 32, or 2 to 8 (`learning.messages`).
     server_step
-        The first; by default `training.step`.
+        The server's first step; by default `training.step`.
     """
 
     secure: bool = field(default=False, kw_only=True)

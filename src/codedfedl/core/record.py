@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
+from codedfedl.io.names import count_of
 
 NOT_ASKED, ARRIVED, LATE, DROPPED, REFUSED = range(5)
 """The outcome of a question to a client."""
@@ -129,7 +130,7 @@ class Record:
         late = self.part("late")
         if self.had_enough:
             enough = len(self.part("arrived")) + len(self.late_answers)
-            return f"ended early: {enough} answers were enough"
+            return f"ended early: {count_of(enough, 'answer')} sufficed"
         if late or np.isin(self.outcome, (DROPPED, REFUSED)).any():
             return "ended early: nobody else could answer"
         return "ended early: every answer was in"

@@ -18,7 +18,7 @@ class Wait(Protocol):
         """Seconds after which nobody is waited for; ∞ if there is no such limit."""
 
     def enough(self, fresh: int, late: int, expected: int) -> bool:
-        """Say whether the server may go on; once true, it stays true with more answers.
+        """Say whether the server may continue; once true, it stays true with more answers.
 
         Parameters
         ----------

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Rows(ABC):
-    """A matrix of float32, shape (n, d), of which only the rows asked for ever exist.
+    """A matrix of float32, shape (n, d), of which only the requested rows ever exist.
 
     The same row is the same numbers whenever it is asked for. `Dataset` takes it for its training
     points; nobody checks that the numbers are finite.

@@ -305,7 +305,7 @@ def _shape_of(
 
 
 def _reply_limits(seconds: FloatArray, waited: FloatArray, never_waited: FloatArray) -> FloatArray:
-    """Return when the server stopped waiting for each reply; ∞ where it waited for ever.
+    """Return when the server stopped waiting for each reply; ∞ where it waited forever.
 
     Where a reply has no such time, it is taken to be the longest of those that never came.
     """

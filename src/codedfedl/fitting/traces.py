@@ -22,7 +22,7 @@ from codedfedl.fleet.columns import freeze, numbers
 from codedfedl.fleet.measured import rows_by_client
 
 MINORITY_SLOWDOWN = 4.0
-"""Clients of a minority that need so many times as long as all others do not set a deadline."""
+"""Clients of a minority that need this many times as long as all others do not set a deadline."""
 
 _CLIENTS_PER_MINORITY = 5
 _TIME_COLUMNS = ("down", "compute", "up", "total", "waited")

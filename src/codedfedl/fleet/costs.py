@@ -124,7 +124,7 @@ def block_rows(points: npt.ArrayLike, mixing: int, rows_a_point: int) -> IntArra
 
 @dataclass(frozen=True)
 class BlockSetup:
-    """Embed, mix `mixing` points into every row of one's own parity, and send it by a deadline.
+    """Embed, mix `mixing` points into every row of the client's parity, and send it by a deadline.
 
     Parameters
     ----------

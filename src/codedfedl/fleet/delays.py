@@ -43,7 +43,7 @@ class Chances:
 class DelayModel(ABC):
     """How long clients take: whatever a planner and a simulator know of it.
 
-    A model of one's own derives from this class. `client`, `cdf` and `take` suffice to plan with
+    A model of your own derives from this class. `client`, `cdf` and `take` suffice to plan with
     it, and `draw` and `seconds` to simulate rounds; `bulk` and `upload` are for schemes with a
     set-up, and `points_within` for schemes with windows. `cdf` must not rise with the load, and
     must not fall with t.

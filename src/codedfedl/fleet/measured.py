@@ -142,7 +142,7 @@ class MeasuredDelays(DelayModel):
         One measurement is drawn for each client, among those with a reply: a point takes its
         seconds per point, and every packet its fixed seconds. Measurements do not tell the link
         from the overhead of a round, nor the uplink from the downlink, so the upload is an upper
-        estimate. A client that never replied takes for ever.
+        estimate. A client that never replied takes forever.
         """
         clients, chosen = np.arange(len(self.client)), self._with_reply(rng)
         compute = _each_takes(self.per_point[clients, chosen], work)

@@ -39,6 +39,17 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(shown[:MAX_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def count_of(number: int, noun: str) -> str:
+    """Write a number and its noun, which agree.
+
+    Examples
+    --------
+    >>> count_of(1, "node"), count_of(2000, "node")
+    ('1 node', '2,000 nodes')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def shortened(value: Any) -> str:
     """Return a value as Python writes it, of a long one the beginning: a sentence has one line."""
     text = repr(value)

@@ -24,7 +24,7 @@ from array_api_compat import array_namespace, device, is_numpy_array
 
 from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
-from codedfedl.io.names import nearest
+from codedfedl.io.names import count_of, nearest
 from codedfedl.prefetch import prefetch
 
 LEAST_MIXING = 10
@@ -177,7 +177,7 @@ class Code:
 def warn_of_thin_rows(scheme: str, points: int) -> None:
     """Say that a row of fewer than ten points is close to raw data."""
     if points < LEAST_MIXING:
-        few = "less than one point" if points == 0 else f"{points} points"
+        few = "less than one point" if points == 0 else count_of(points, "point")
         _log.warning("%s: a parity row mixes %s and is close to raw data", scheme, few)
 
 

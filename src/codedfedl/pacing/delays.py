@@ -22,7 +22,7 @@ Times = npt.NDArray[np.float64]
 REMEMBERED = 32  # Answers of a node that count.
 PRIOR_SPREAD = 0.15  # Of the logarithm of a delay, while little was seen.
 PRIOR_ANSWERS = 2.0  # The prior weighs as much as so many answers.
-GONE = 3.0  # A node that is silent for so many times its longest delay is not planned with.
+GONE = 3.0  # A node that is silent for this many times its longest delay is not planned with.
 
 _KEPT = ("examples", "planned", "part", "counted", "expected", "reach")
 

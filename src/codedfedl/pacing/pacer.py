@@ -25,7 +25,7 @@ from codedfedl.pacing.rounds import NodeReply, Round, RoundPlan
 __all__ = ["Pacer"]
 
 PLAYED_ROUNDS = 100
-PATIENCE = 20.0  # New nodes are waited for so many times as long as half of the others took.
+PATIENCE = 20.0  # New nodes are waited for this many times as long as half of the others took.
 PATIENCE_WITH_OTHERS = 3.0  # The same where answers are only counted.
 LEAST_WITHOUT_FACTORS = 2.0  # Without factors every node should arrive in one of so many rounds.
 PRIOR_ROUNDS = 4.0  # A planned share of rounds weighs as much as so many rounds that were seen.

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from codedfedl.io.names import count_of
+
 __all__ = ["Pages", "client_rows", "headline", "round_columns", "trace_columns"]
 
 SECONDS_BETWEEN_PAGES = 20.0
@@ -131,7 +133,7 @@ def headline(rounds: Sequence[Facts]) -> str:
     """Say how long the run took, and how long waiting for all would have taken."""
     took = sum(r["seconds"] for r in rounds)
     waiting = sum(max(r["waiting"], r["seconds"] if r["deadline"] is None else 0) for r in rounds)
-    sentence = f"{len(rounds)} rounds in {_duration(took)}."
+    sentence = f"{count_of(len(rounds), 'round')} in {_duration(took)}."
     if waiting > took > 0:
         than = f"{_duration(waiting)}: {waiting / took:.1f} times as long"
         sentence += f" Waiting for all would have taken {than}."

@@ -1,9 +1,11 @@
-"""A round: what was planned for it, and what became of it."""
+"""A round: the plan for it, and its outcome."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any
+
+from codedfedl.io.names import count_of
 
 __all__ = ["NodeReply", "Round", "RoundPlan"]
 
@@ -70,7 +72,7 @@ class NodeReply:
 
 @dataclass
 class Round:
-    """A round and what became of it.
+    """A round and its outcome.
 
     Attributes
     ----------
@@ -131,7 +133,7 @@ class Round:
         late = [a.late for a in self.counted if a.late]
         parts = [f"{in_time} of {len(plan.ask)} asked arrived"]
         if late:
-            parts.append(f"{len(late)} late counted (up to {max(late)} rounds old)")
+            parts.append(f"{len(late)} late counted (up to {count_of(max(late), 'round')} old)")
         for name, nodes in (("late", self.missing), ("failed", self.lost), ("busy", plan.busy)):
             parts += [f"{len(nodes)} {name}"] * bool(nodes)
         if factors := [a.factor for a in self.counted]:

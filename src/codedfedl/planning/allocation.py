@@ -87,7 +87,7 @@ def minimum_deadline(
     Parameters
     ----------
     target
-        m − u. It must be below the points that return when the server waits for ever.
+        m − u. It must be below the points that return when the server waits forever.
     delays, points, whole
         As in `best_loads`.
     """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 LARGEST_WEIGHT = 10.0
-"""A client that answers so many times less often than planned is not weighted any further."""
+"""A client that answers this many times less often than planned is not weighted any further."""
 
 _MAX_DEADLINE_RATIO = 64.0  # of a new deadline to the planned one
 _DEADLINE_TOLERANCE = 1e-3  # relative

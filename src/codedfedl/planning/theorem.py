@@ -123,7 +123,7 @@ def minimum_waiting_time(
     Parameters
     ----------
     target
-        m − u, below what returns when the server waits for ever.
+        m − u, below what returns when the server waits forever.
     tolerance
         How far the result may lie above the smallest t, relative to it.
     """

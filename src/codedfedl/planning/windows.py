@@ -186,7 +186,7 @@ def variance(rehearsal: Rehearsal, counts: FloatArray, cap: float) -> tuple[floa
     counts : array of shape (n, strata)
         Points of each client in each stratum.
     cap
-        No point counts more than so many times the average one.
+        No point counts more than this many times the average one.
     """
     held = np.maximum(counts.sum(1), 1.0)
     arriving, totals = counts.T @ (rehearsal.points / held), counts.sum(0)

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from codedfedl.arrays import FloatArray
 from codedfedl.core.record import ARRIVED, NOT_ASKED, PARTS, Record
+from codedfedl.io.names import count_of
 from codedfedl.report.comparison import Unit
 from codedfedl.report.figures import GREY, ORANGE, PAGE, new_figure
 from codedfedl.report.reading import Columns
@@ -146,9 +147,10 @@ def federation_headline(outcome: Outcome, records: Sequence[Record]) -> str:
     arrived = sum(int(record.arrived.sum()) for record in rounds)
     refused = sum(record.counts()["refused"] for record in records)
     return (
-        f"{outcome.setting} on {len(records[0].loads)} real clients: {result}{len(rounds)} rounds "
-        f"in {in_rounds:.0f} s, {seconds:.0f} s with set-up. {arrived} of {asked} answers came in "
-        f"time, and {refused or 'none'} {'was' if refused == 1 else 'were'} refused."
+        f"{outcome.setting} on {len(records[0].loads)} real clients: {result}"
+        f"{count_of(len(rounds), 'round')} in {in_rounds:.0f} s, {seconds:.0f} s with set-up. "
+        f"{arrived} of {asked} answers came in time, and "
+        f"{refused or 'none'} {'was' if refused == 1 else 'were'} refused."
     )
 
 

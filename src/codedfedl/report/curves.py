@@ -16,7 +16,7 @@ from codedfedl.report.reading import Curve
 from codedfedl.report.results import Outcome, median_hours
 
 LARGE_RATIO = 10.0
-"""Where the longest time is so many times the shortest, time is logarithmic."""
+"""Where the longest time is this many times the shortest, time is logarithmic."""
 
 _MAX_LINES = 10
 _MAX_POINTS = 400  # A screen cannot show more points of a line.

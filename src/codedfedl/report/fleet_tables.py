@@ -31,7 +31,7 @@ def _right(text: str) -> Text:
 def duration(seconds: float) -> str:
     """Write a time as people say it: seconds, and minutes or hours where they help."""
     if seconds == np.inf:
-        return "for ever"
+        return "forever"
     if seconds < 120:
         return f"{seconds:.4g} s"
     if seconds < 7200:

@@ -289,7 +289,7 @@ def _clients(sight: Sight) -> list[tuple[str, str, str, _Labelled]]:
     seconds: _Labelled = [({"client": n}, last.arrived.get(n)) for n in names if last]
     suspected: _Labelled = [({"client": n}, float(n in last.suspected)) for n in names if last]
     return [
-        ("answers_total", "counter", "Questions in rounds by what became of them.", answers),
+        ("answers_total", "counter", "Questions in rounds, by outcome.", answers),
         ("answer_seconds", "gauge", "Seconds of the answers in the last round.", seconds),
         ("suspected", "gauge", "1 for clients whose answers are almost refused.", suspected),
     ]

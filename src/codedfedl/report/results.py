@@ -167,7 +167,7 @@ class Outcome:
 
     @property
     def scheme_facts(self) -> dict[str, list[float | None]]:
-        """Facts that no other part of a report shows, per seed: all that an own scheme states."""
+        """Facts that no other part of a report shows, per seed: all that a user's scheme states."""
         shown = RUN_FACTS if self.scheme not in SCHEMES else (*FACTS, *RUN_FACTS)
         names = dict.fromkeys(name for curve in self.seeds for name in curve.facts)
         return {name: self.fact(name) for name in names if name not in shown}

@@ -25,14 +25,14 @@ TARGETS = {"mnist": (0.942, 0.97, 0.985), "fashion-mnist": (0.842, 0.86, 0.88)}
 """Accuracies whose hours are compared, by data set."""
 FLEETS = ("paper", "phones")
 LONGEST = 20.0
-"""Rivals stop after so many times the hours of whoever is soonest at the second accuracy."""
+"""Rivals stop after this many times the hours of the fastest scheme at the second accuracy."""
 _MARKS = ("o", "s", "D")  # of the three accuracies
 _Case = tuple[str, str]  # a fleet and a data set
 
 
 @dataclass(frozen=True, eq=False)
 class _Setting:
-    """One setting, and what becomes of it at each accuracy; the experiment's first scheme leads."""
+    """One setting, and its outcome at each accuracy; the experiment's first scheme leads."""
 
     outcomes: Sequence[Outcome]
     leads: bool

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from codedfedl.arrays import IntArray, Mask
 from codedfedl.core.record import ARRIVED, AT_DEADLINE, DROPPED, LATE, NOT_ASKED, Record
+from codedfedl.io.names import count_of
 
 # The share of the answers that a deadline should bring in.
 SHARE_IN_TIME = 0.9
@@ -85,7 +86,7 @@ class Conduct:
 
     @cached_property
     def heard(self) -> IntArray:
-        """The last round, counted from 1, in which each client was heard of; 0: never."""
+        """The last round, counted from 1, in which each client answered; 0: never."""
         last = np.zeros(len(self.names), dtype=np.int64)
         for number, record in enumerate(self.rounds, start=1):
             last[list(record.answered)] = number
@@ -206,8 +207,8 @@ def nobody_arrived(records: Sequence[Record]) -> str:
         "raise federation.deadline" if late else "check that the nodes are up, and see their logs"
     )
     return (
-        f"no client answered in time in any of {len(rounds)} rounds, so the model knows only "
-        f"parity at most: {remedy}, and start again"
+        f"no client answered in time in any of {count_of(len(rounds), 'round')}, so the model "
+        f"knows only parity at most: {remedy}, and start again"
     )
 
 

@@ -71,7 +71,7 @@ class DataConfig(Section):
         How points are dealt to clients: ``sorted`` by label, as in the paper, ``iid``, or
         ``dirichlet``.
     concentration
-        Of the Dirichlet distribution; small values give clients few classes.
+        Concentration of the Dirichlet distribution; small values give clients few classes.
     batches
         Global mini-batches in an epoch.
     """
@@ -112,13 +112,13 @@ class FleetConfig(Section):
     ----------
     name
         ``paper``, ``phones``, a file of a fleet, of devices or of measured delays, or
-        ``module:model``, a `DelayModel` of one's own.
+        ``module:model``, a `DelayModel` of your own.
     clients
         Number of clients of a built-in fleet; by default as many as the data name, or 30.
     k1, k2
         Ratios of one link speed, and of one processor speed, to the next, of the paper's fleet.
     alpha, erasure
-        Of every client of a built-in fleet.
+        α and erasure of every client of a built-in fleet.
     slower
         How many times as long clients take as the plans assume, on their processors and links, in
         the set-up and in rounds; measured delays are scaled as a whole.
@@ -146,7 +146,7 @@ class FeaturesConfig(Section):
     ----------
     kind
         ``fourier``, ``structured``, ``patches``, ``identity``, ``encoder``, ``tangent``, or
-        ``module:Class``, a map of one's own. A scheme may have its own.
+        ``module:Class``, a map of your own. A scheme may have its own.
     n_components
         Number of features; ``auto`` is as many as the points bear (`components_for`).
     sigma
@@ -207,7 +207,7 @@ class ModelConfig(Section):
     kind
         ``linear``, the paper's model, or ``torch``, a PyTorch network.
     module
-        ``cnn``, ``mlp``, ``logistic``, or ``module:function``, a function of one's own that returns
+        ``cnn``, ``mlp``, ``logistic``, or ``module:function``, a function of your own that returns
         a module.
     loss
         ``cross-entropy`` or ``squared``; ``auto`` is the first for classes, the second otherwise.
@@ -281,7 +281,7 @@ class SchemeConfig(BaseModel):
     Attributes
     ----------
     name
-        A built-in scheme, or ``module:Class``, one of one's own.
+        A built-in scheme, or ``module:Class``, a scheme of your own.
     features
         The kind of its feature map, instead of the experiment's.
     secure

@@ -30,7 +30,7 @@ class Anytime(Scheme):
     Parameters
     ----------
     window : seconds
-        In which a client computes, from the moment on at which it has the model.
+        How long a client computes, from when it has the model.
     weights
         ``points``, as published: every point counts alike, so that the model is biased towards the
         data of fast clients. ``client``: every client's mean counts like all its points.

@@ -7,7 +7,7 @@ so that loads follow the actual speed. The first round is at β = 0, where a gra
 features for each class and takes a fraction of the work; how far these sums differ between clients
 says how far a client's points stand for its own or for its class (`planning.strata`).
 
-Clients that are slower than planned have too few points, and the answers are about these for ever.
+Clients that are slower than planned have too few points, and the answers are about these forever.
 So every so many rounds, and before training ends, where the points are too few for the planned
 excess, everybody takes in points that it has embedded by then while it waited for others: as many
 as a set-up planned now would give it, but no more than as many again, since rounds grow with the

@@ -76,8 +76,8 @@ class CodedNewton(Scheme):
     excess
         Target relative excess of the ridge objective over its optimum, for which the set-up is
         planned; or of a tenth of what the optimum explains, if that is less. By default the set-up
-        is planned for 0.2, and rounds go on until 99% of what the optimum explains is reached, as
-        parity and answers show.
+        is planned for 0.2, and rounds continue until 99% of what the optimum explains is reached,
+        as parity and answers show.
     mixing
         Points mixed into every parity row.
     nonzeros

@@ -80,7 +80,7 @@ class EmbeddedLoads(Scheme):
     excess
         Relative excess of the objective that sampling may cause, for which the set-up is planned.
     setup_deadline : seconds
-        By default the plan's.
+        Deadline of the set-up; by default the plan's.
     """
 
     excess: float = 0.2

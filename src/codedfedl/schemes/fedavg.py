@@ -49,7 +49,7 @@ class FedAvg(Scheme):
     drop
         Share of the clients that a round does not wait for, as in `greedy`.
     proximal
-        Of a pull back to the model of the round, as in `fedprox`.
+        Strength of a pull back to the model of the round, as in `fedprox`.
     optimiser
         Of the server, which takes what the models have moved for a gradient: ``gd`` takes their
         mean; others have the schedule's step, or `server_step`.

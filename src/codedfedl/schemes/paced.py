@@ -2,8 +2,8 @@
 
 Every client computes for a window, whatever it can, and answers; the server waits until a deadline.
 An answer counts as the points of its classes (or of its client) are expected to arrive, so that
-slow clients are neither waited for nor forgotten. A client that is still busy goes on, and answers
-late, for the model that it began with; that answer counts if it is not too old.
+slow clients are neither waited for nor forgotten. A client that is still busy continues, and
+answers late, for the model that it began with; that answer counts if it is not too old.
 """
 
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ WEIGHTS = ("class", "client")
 PLAIN = ("gd", "sgd", "momentum", "nesterov")
 """Optimisers whose steps are as long as the gradient is."""
 FIRST_REPLAN, REPLAN_GROWTH = 10, 1.25
-"""Rounds before the plan follows the measured noise; then after so many times as many."""
+"""Rounds before the plan follows the measured noise; then after this many times as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Paced(Scheme):
     shrink
         Share of the weights by client among those by class.
     cap
-        No point, and no client, counts more than so many times the average: a bias where it binds.
+        No point, and no client, counts more than this many times the average: a bias if it binds.
     least
         A client with fewer points finished computes on.
     oldest

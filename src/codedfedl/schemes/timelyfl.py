@@ -43,13 +43,13 @@ class TimelyFL(Scheme):
     drop
         1 − k/n: share of the clients whose whole step takes longer than an interval.
     points
-        Of a local step.
+        Points of a local step.
     most_steps
         The most steps of any client.
     step
         Size of a local step; by default the schedule's.
     optimiser
-        Of the server, as of `FedAvg`.
+        The server's, as of `FedAvg`.
     """
 
     drop: float = 0.5

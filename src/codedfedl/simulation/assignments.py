@@ -86,7 +86,7 @@ class Arrivals:
 
 
 def outcome_of(wanted: Mask, seconds: FloatArray, arrived: Mask) -> npt.NDArray[np.int8]:
-    """Say what became of the clients: `seconds` is ∞ for those from whom nothing will come."""
+    """Set the outcome of each client: `seconds` is ∞ for those from whom nothing will come."""
     coming = np.isfinite(seconds)
     others = np.where(coming, LATE, np.where(wanted, DROPPED, NOT_ASKED))
     return np.where(arrived, ARRIVED, others).astype(np.int8)

@@ -1,4 +1,4 @@
-"""Rounds as they end, for trackers: MLflow, TensorBoard, Weights & Biases, or one's own.
+"""Rounds as they end, for trackers: MLflow, TensorBoard, Weights & Biases, or your own.
 
 A tracker is any object with `log` and `finish`. One that fails is left out from then on, and said
 so: a run does not end because a server for its curves does.

@@ -124,7 +124,7 @@ class Registry:
 
     @contextmanager
     def _changing(self) -> Iterator[list[RegisteredKey]]:
-        """Yield the entries, and write what became of them; two commands at once take turns."""
+        """Yield the entries, and write the changed ones; two commands at once take turns."""
         with locked(self.path.with_suffix(".lock")):
             entries = self.entries()
             yield entries

@@ -51,7 +51,7 @@ class FlowerTransport:
     Parameters
     ----------
     pulls
-        How answers are got from a grid.
+        How answers are fetched from a grid.
     """
 
     def __init__(self, grid: Grid, pulls: Callable[[Grid], Pulls] = pulls_of) -> None:

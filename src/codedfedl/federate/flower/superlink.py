@@ -50,7 +50,7 @@ from codedfedl.federate.transport import Say, printable, quietly
 from codedfedl.io.files import make_folder, read_json, replacing, write_json
 
 RUN = "run.json"
-"""The file that names the run that was begun last, in the home of a server."""
+"""The file that names the latest run, in the home of a server."""
 
 # Seconds for a command of Flower's; on a busy machine it needs a minute to start.
 COMMAND_SECONDS = 180.0
@@ -182,7 +182,7 @@ class Superlink:
 
 
 def last_run(home: Path) -> tuple[int, Path] | None:
-    """Return number and directory of the run that was begun last on the server in a folder."""
+    """Return number and directory of the latest run on the server in a folder."""
     if not (home / RUN).is_file():
         return None
     last = read_json(home / RUN, "delete it")

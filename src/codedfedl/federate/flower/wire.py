@@ -152,7 +152,7 @@ def has_parts(grid: Grid) -> bool:
 
 
 def pulls_of(grid: Grid) -> Pulls:
-    """Return how answers are got from the grid of a SuperLink; refuse any other grid."""
+    """Return how answers are fetched from the grid of a SuperLink; refuse any other grid."""
     from flwr.superlink.grid.http_grid import HttpGrid
 
     if not has_parts(grid):

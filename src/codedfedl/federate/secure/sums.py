@@ -29,6 +29,7 @@ from codedfedl.federate.server.rounds import check_answered
 from codedfedl.federate.transport import Arrival
 from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import durable, make_folder, replacing
+from codedfedl.io.names import count_of
 from codedfedl.privacy.accounting import Account
 from codedfedl.privacy.contract import Contract, digest_of_keys
 from codedfedl.privacy.fixed_point import LEAST_SUMMED, Residues
@@ -103,10 +104,10 @@ class Sums:
         """Say that too few arrived for a sum; end a run that waits for answers alone."""
         if not np.isfinite(ask.wait.deadline):
             raise InputError(
-                f"{few} clients answered within {deadline:g} s, and a sum is over "
+                f"{count_of(few, 'client')} answered within {deadline:g} s, and a sum is over "
                 f"{least} or more: see that the nodes are up and run this again"
             )
-        self.asking.say(f"no sum: {few} clients arrived, fewer than {least}")
+        self.asking.say(f"no sum: {count_of(few, 'client')} arrived, fewer than {least}")
 
     def _uncovered(self, work: Work, masked: Exchange, facts: Mapping[str, Any]) -> Exchange:
         """Ask the helper for the masks of the arrivals, and remove them: this spends a sum."""

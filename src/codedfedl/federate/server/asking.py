@@ -30,7 +30,7 @@ EMBEDDING_SHARE, ENCODING_SHARE = 0.25, 0.5
 """Shares of a round, and of a set-up, in which a client may embed more points."""
 
 SLACK, HEADER_BYTES = 4, 2**20
-"""An answer may be so many times too large, beside its headers, and is refused by name."""
+"""An answer may be this many times too large, beside its headers, and is refused by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Tally:
     problems
         Why nodes could not answer, by client.
     outcome : array of shape (n,)
-        What became of each client's answer: this alone decides, and the rest explains it. Whoever
+        The outcome for each client: this alone decides, and the rest explains it. Whoever
         is asked for points is late until it answers.
     """
 

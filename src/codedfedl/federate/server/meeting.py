@@ -13,6 +13,7 @@ from codedfedl.federate.node.node import NAME
 from codedfedl.federate.server.checks import RefusedError
 from codedfedl.federate.server.measuring import advice_on_claims, counted_points, unbelieved
 from codedfedl.federate.transport import Arrival, Note, Say, Transport, printable
+from codedfedl.io.names import count_of
 from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map
 from codedfedl.learning.torch_network import chosen_loss
 from codedfedl.runs.config import UNKNOWN_POINTS, Experiment
@@ -241,7 +242,7 @@ def wait_for(
     until, nodes = transport.now() + RETURN_SECONDS, list(members.nodes)
     while missing := set(nodes) - (here := transport.nodes()):
         if transport.now() > until:
-            say(f"continuing without {len(missing)} nodes, which may come back")
+            say(f"continuing without {count_of(len(missing), 'node')}; nodes may rejoin")
             break
         for node in greetings.look(here - set(nodes), until):
             facts = greetings.greeted[node]

@@ -34,7 +34,7 @@ class Presence:
             )
 
     def hold(self, last: Record | None) -> bool:
-        """Pause the run while too few members are there; return whether it may go on.
+        """Pause the run while too few members are there; return whether it may continue.
 
         Parameters
         ----------

@@ -286,7 +286,7 @@ class Federation:
 
 
 def check_answered(asking: Asking, ask: Ask, tally: Tally) -> None:
-    """End a run that cannot go on without answers that did not come."""
+    """End a run that cannot continue without answers that did not come."""
     if np.isfinite(ask.wait.deadline) or not ask.work.discloses:  # nothing is sent
         return
     if ask.setup:

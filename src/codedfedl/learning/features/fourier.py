@@ -69,7 +69,7 @@ class RandomFourier(_Fourier):
 
     def frequencies(self, inputs: int) -> tuple[FloatArray, FloatArray]:
         """Draw ω, shape (d, q), and δ, shape (q,)."""
-        # RandomState's streams are frozen for ever: a seed means the same draws everywhere.
+        # RandomState's streams are frozen forever: a seed means the same draws everywhere.
         random = np.random.RandomState(self.seed)
         gamma = 1 / (2 * self.sigma**2)
         omega = (2.0 * gamma) ** 0.5 * random.normal(size=(inputs, self.n_components))
@@ -145,8 +145,8 @@ class Semilinear:
     """The point itself, a constant, and structured Fourier features: a line and what bends it.
 
     For the columns of a table. Fourier features alone know nothing of points far from all that were
-    trained on, such as those of a new client; there the line goes on. The point is divided by √2·σ,
-    by which a typical one has the length 1, and cut off at `LONGEST`.
+    trained on, such as those of a new client; the line continues there. The point is divided by
+    √2·σ, by which a typical one has the length 1, and cut off at `LONGEST`.
     """
 
     n_components: int = 500

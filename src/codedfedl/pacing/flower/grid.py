@@ -312,7 +312,7 @@ class PacedGrid(Grid):
         return replies + self._failed
 
     def _weighed(self, counted: list[NodeReply], model: Model | None) -> list[Message]:
-        """Weigh all replies, or none: then the app goes on without pacing."""
+        """Weigh all replies, or none: then the app continues without pacing."""
         pacer, changed = self.pacers["train"], {}
         is_real = model is None or any(np.issubdtype(a.dtype, np.floating) for a in model.values())
         if not is_real and pacer.factors:

@@ -1,4 +1,4 @@
-/* The page of a run that goes on: it asks its own server for the state every second, and for the page
+/* The page of a run in progress: it asks its own server for the state every second, and for the page
    when there is a later one. What is folded out, sorted or hidden stays so. */
 (() => {
   "use strict";
