@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,25 @@ _log = logging.getLogger(__name__)
 _fault = quietly(_log.error)
 
 
+@dataclass(eq=False)
+class Task:
+    """A task that was taken.
+
+    Parameters
+    ----------
+    has_message
+        Whether its message is there, with all of its parts.
+    next_token
+        The token of the task that overtook it. A SuperNode hands out one message after the other,
+        and forgets one whose parts never came (a SuperLink was killed between a message and its
+        parts), but not its task.
+    """
+
+    client: Any
+    has_message: bool = False
+    next_token: str = ""
+
+
 class TaskClient:
     """The runtime API of a SuperNode or SuperLink, where tasks are.
 
@@ -64,9 +84,10 @@ class TaskClient:
         self.address = address
         self.authority = None if authority is None else authority.read_bytes()
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
-        self._client = self._connected("SuperExec", signed)
+        self._client = self.connect("SuperExec", signed)
 
-    def _connected(self, component: str, *interceptors: Any) -> Any:
+    def connect(self, component: str, *interceptors: Any) -> Any:
+        """Return a connection to the API."""
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
         from flwr.supercore.runtime import RuntimeHttpClient
 
@@ -86,22 +107,26 @@ class TaskClient:
         return str(taken.token) if taken.HasField("task") else ""
 
     @contextmanager
-    def task(self, token: str) -> Iterator[Any]:
-        """Yield a client for one task, and send heartbeats for it meanwhile."""
+    def task(self, token: str, kind: str) -> Iterator[Task]:
+        """Yield one task, and send heartbeats for it; it fails when it is overtaken by another."""
         from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 
-        client = self._connected("flwr-clientapp", RuntimeTokenHttpInterceptor(token))
-        done = threading.Event()
+        client = self.connect("flwr-clientapp", RuntimeTokenHttpInterceptor(token))
+        done, task = threading.Event(), Task(client)
 
         def live() -> None:
             while not done.wait(HEARTBEAT_SECONDS):
                 with suppress(Exception):  # the next one may get through
                     client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+                    if not task.has_message and (another := self.token(kind)):
+                        task.next_token = another
+                        client.close()  # whoever waits for its parts gets an error
+                        return
 
         threading.Thread(target=live, daemon=True).start()
         try:
-            yield client
+            yield task
         finally:
             done.set()
             client.close()
@@ -114,28 +139,30 @@ def answer_tasks(
     from flwr.supercore.constant import TaskType
 
     last, warn = -SOON_SECONDS, quietly(_log.warning)
+    task, kind = Task(None), TaskType.CLIENT_APP
     while running():
         try:
-            token = tasks.token(TaskType.CLIENT_APP)
+            token, task = task.next_token or tasks.token(kind), Task(None)
             if token:
-                with tasks.task(token) as client:
-                    _answer(client, node)
+                with tasks.task(token, kind) as task:
+                    _answer(task, node)
                 last = time.monotonic()
         except Exception as error:  # the SuperNode may be busy, or on its way out
             warn(f"a task was not done ({printable(f'{type(error).__name__}: {error}')})")
-            token = ""
+            token = task.next_token
         if not token:
             is_soon = time.monotonic() - last < SOON_SECONDS
             time.sleep(QUICK_LOOK_SECONDS if is_soon else SLOW_LOOK_SECONDS)
 
 
-def _answer(client: Any, node: Callable[[], Answerer]) -> None:
+def _answer(task: Task, node: Callable[[], Answerer]) -> None:
     """Pull a message, let the node answer, push the reply; the delivered bundle is not touched."""
     import flwr.supernode.runtime.run_clientapp as theirs
     from flwr.common.constant import SubStatus
 
-    message, context, _, _ = theirs.pull_task_input(client)
+    message, context, _, _ = theirs.pull_task_input(task.client)
     assert isinstance(context, Context)
+    task.has_message = True
     try:
         reply, status, why = respond(message, node), SubStatus.COMPLETED, ""
     except Exception as error:  # our own bug: the server sees a dropped node, and no values
@@ -144,8 +171,8 @@ def _answer(client: Any, node: Callable[[], Answerer]) -> None:
         why, status = f"{type(error).__name__}: see the node's log", SubStatus.FAILED
         reply = Message(Error(code=FAILED, reason=why), reply_to=message)
     del message
-    theirs.push_message(client, reply, context)
-    theirs.push_task_output(client, context, status, why)
+    theirs.push_message(task.client, reply, context)
+    theirs.push_task_output(task.client, context, status, why)
 
 
 class ServerWorker:
