@@ -47,7 +47,7 @@ _fault = quietly(_log.error)
 
 
 @dataclass(eq=False)
-class Task:
+class TakenTask:
     """A task that was taken.
 
     Parameters
@@ -107,13 +107,13 @@ class TaskClient:
         return str(taken.token) if taken.HasField("task") else ""
 
     @contextmanager
-    def task(self, token: str, kind: str) -> Iterator[Task]:
+    def task(self, token: str, kind: str) -> Iterator[TakenTask]:
         """Yield one task, and send heartbeats for it; it fails when it is overtaken by another."""
         from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 
         client = self.connect("flwr-clientapp", RuntimeTokenHttpInterceptor(token))
-        done, task = threading.Event(), Task(client)
+        done, task = threading.Event(), TakenTask(client)
 
         def live() -> None:
             while not done.wait(HEARTBEAT_SECONDS):
@@ -139,10 +139,10 @@ def answer_tasks(
     from flwr.supercore.constant import TaskType
 
     last, warn = -SOON_SECONDS, quietly(_log.warning)
-    task, kind = Task(None), TaskType.CLIENT_APP
+    task, kind = TakenTask(None), TaskType.CLIENT_APP
     while running():
         try:
-            token, task = task.next_token or tasks.token(kind), Task(None)
+            token, task = task.next_token or tasks.token(kind), TakenTask(None)
             if token:
                 with tasks.task(token, kind) as task:
                     _answer(task, node)
@@ -155,7 +155,7 @@ def answer_tasks(
             time.sleep(QUICK_LOOK_SECONDS if is_soon else SLOW_LOOK_SECONDS)
 
 
-def _answer(task: Task, node: Callable[[], Answerer]) -> None:
+def _answer(task: TakenTask, node: Callable[[], Answerer]) -> None:
     """Pull a message, let the node answer, push the reply; the delivered bundle is not touched."""
     import flwr.supernode.runtime.run_clientapp as theirs
     from flwr.common.constant import SubStatus
