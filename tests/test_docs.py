@@ -21,6 +21,7 @@ from codedfedl import schemes
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md",
+    "docs/howto/fit.md",
     "docs/howto/notebooks.md",
     *sorted(f"docs/tutorials/{p.name}" for p in ROOT.glob("docs/tutorials/*.md")),
 ]

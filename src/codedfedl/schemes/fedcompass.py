@@ -76,7 +76,7 @@ class FedCompass(FedNova):
         return np.asarray(np.clip(fitting, self.local_steps, self.most_steps), dtype=np.int64)
 
     def ask(self, state: NovaState) -> Ask | None:
-        """Ask the idle clients; whoever is late goes on."""
+        """Ask the idle clients; late ones continue."""
         ask = super().ask(state)
         return None if ask is None else replace(ask, combine=EACH, keep_late=True)
 

@@ -15,4 +15,6 @@ __all__ = ["PacedGrid", "paced", "timed"]
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"codedfedl.pacing.flower has no {name}")
     return getattr(import_module("codedfedl.pacing.flower.grid"), name)
