@@ -19,7 +19,7 @@ from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered, Arrays
-from codedfedl.privacy.keys import own_key, public_digits
+from codedfedl.privacy.masks import own_key, public_digits
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange

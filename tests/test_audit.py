@@ -15,7 +15,16 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from codedfedl.audit.attacks import KnowsAllElse, KnowsThePopulation
-from codedfedl.audit.lower_bound import Audit, audit
+from codedfedl.audit.lower_bound import (
+    Audit,
+    Guesses,
+    area,
+    audit,
+    epsilon_bound,
+    guess,
+    p_value,
+    true_positives,
+)
 from codedfedl.audit.messages import ParityMessage
 from codedfedl.audit.records import crafted, first_slots, planted, random_slots, real
 from codedfedl.cli import app
@@ -23,14 +32,6 @@ from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.protocol import Ask
 from codedfedl.errors import InputError
 from codedfedl.learning.codes import GAUSSIAN
-from codedfedl.privacy.auditing import (
-    Guesses,
-    area,
-    epsilon_bound,
-    guess,
-    p_value,
-    true_positives,
-)
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.grid import cells
 from codedfedl.schemes.private import Private, PrivateState

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from codedfedl import InputError
 from codedfedl.core.protocol import Task
 from codedfedl.core.waiting import Fastest
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.schemes import SCHEMES, settings_of
-from codedfedl.schemes.dsag import DSAG
 from codedfedl.schemes.greedy import Greedy
-from codedfedl.schemes.mifa import MIFA, TableState
+from codedfedl.schemes.mifa import DSAG, MIFA, TableState
 from codedfedl.schemes.settings import all_but_slowest
 
 DROPPING = [name for name in SCHEMES if "drop" in settings_of(name)]
@@ -46,24 +44,5 @@ def _no_fleet() -> Any:
 
 
 def test_all_that_drop_are_here() -> None:
-    assert [
-        *(
-            "dsag",
-            "fedau",
-            "fedavg",
-            "fednova",
-            "fedadam",
-            "fedyogi",
-            "fedprox",
-            "greedy",
-            "mifa",
-            "timelyfl",
-        )
-    ] == DROPPING
-
-
-@pytest.mark.parametrize("name", DROPPING)
-@pytest.mark.parametrize("drop", [-0.1, 1.0])
-def test_shares_that_are_none_are_refused(name: str, drop: float) -> None:
-    with pytest.raises(InputError, match=rf"{name}.drop is {drop:g}: must be at least 0"):
-        SCHEMES[name](drop=drop)  # type: ignore[call-arg]
+    names = "dsag fedadam fedau fedavg fednova fedprox fedyogi greedy mifa timelyfl"
+    assert sorted(DROPPING) == names.split()

@@ -28,8 +28,7 @@ from codedfedl.runs.grid import cells
 from codedfedl.runs.journal import Journal
 from codedfedl.schemes import make_scheme
 from codedfedl.schemes.coded import Coded
-from codedfedl.schemes.coded_state import CodedState
-from codedfedl.schemes.stand_in import LARGEST_CHANCE, StandIns, encoded_chances
+from codedfedl.schemes.coded_state import LARGEST_CHANCE, CodedState, StandIns, encoded_chances
 from codedfedl.simulation.engine import Simulation
 from codedfedl.simulation.replay import replay
 from codedfedl.simulation.units import datasets, units

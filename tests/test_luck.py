@@ -19,9 +19,8 @@ from codedfedl.core.protocol import Ask, Task
 from codedfedl.core.record import SETUP
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.core.work import Work
-from codedfedl.fleet.costs import Cost
+from codedfedl.fleet.costs import Cost, Server, ServerWork
 from codedfedl.fleet.devices import Workload
-from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import Code
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.random import stream

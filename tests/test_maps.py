@@ -9,7 +9,7 @@ from codedfedl import paper_fleet
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import paper_devices
 from codedfedl.fleet.devices import Workload
-from codedfedl.planning.maps import MapCost, best_map, for_features, plan_maps
+from codedfedl.planning.hours import MapCost, best_map, for_features, plan_maps
 from tests.conftest import Run
 
 WORK = Workload(2000, 10)

@@ -13,8 +13,7 @@ import pytest
 
 from codedfedl.errors import InputError
 from codedfedl.pacing import Pacer
-from codedfedl.pacing.deadlines import choose, windows_for
-from codedfedl.pacing.delays import NextDelays, draws_of
+from codedfedl.pacing.deadlines import NextDelays, choose, draws_of, windows_for
 from codedfedl.pacing.flower.batches import TimedBatches, timed
 
 HEAVY = ["flwr", "jinja2", "matplotlib", "pandas", "pyarrow", "pydantic", "sklearn", "torch"]

@@ -27,8 +27,7 @@ from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered
 from codedfedl.privacy.contract import Contract, contract_of, digest_of_keys
-from codedfedl.privacy.keys import own_key, public_digits
-from codedfedl.privacy.masks import Binding, mask, shared_seed
+from codedfedl.privacy.masks import Binding, mask, own_key, public_digits, shared_seed
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange

@@ -22,7 +22,7 @@ from codedfedl.federate.memory import MemoryTransport
 from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.transport import Answered, Arrays, Arrival
-from codedfedl.privacy.keys import own_key, public_digits
+from codedfedl.privacy.masks import own_key, public_digits
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.journal import Journal
 from tests.conftest import Run

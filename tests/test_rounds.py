@@ -25,9 +25,8 @@ from codedfedl.learning.optimisers import Schedule
 from codedfedl.learning.parity import ParityRows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
-from codedfedl.runs.exchange import Exchange
+from codedfedl.runs.exchange import Exchange, StoredAnswers
 from codedfedl.runs.journal import Journal
-from codedfedl.runs.stored_answers import StoredAnswers
 from codedfedl.simulation.replay import replay
 from tests.loopback import Loopback, Script, experiment_of, parity_of, transport_of
 from tests.malformed import spoilt

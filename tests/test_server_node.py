@@ -14,9 +14,9 @@ from codedfedl.core.protocol import Ask, Inbox, Info, Task
 from codedfedl.data import load_dataset
 from codedfedl.federate.server.session import federate
 from codedfedl.fleet.built_in import paper_fleet
+from codedfedl.fleet.costs import ServerWork
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays
-from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.features import RandomFourier
 from codedfedl.learning.least_squares import gradient
 from codedfedl.learning.optimisers import Schedule

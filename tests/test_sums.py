@@ -32,9 +32,8 @@ from codedfedl.fleet.devices import Fleet, Workload
 from codedfedl.planning.private import plan_private
 from codedfedl.privacy.accounting import Account, Release, epsilon_of, mu_of
 from codedfedl.privacy.contract import Contract, digest_of_keys
-from codedfedl.privacy.keys import own_key, public_digits, read_public
 from codedfedl.privacy.ledger import Ledger
-from codedfedl.privacy.masks import Binding, mask, shared_seed
+from codedfedl.privacy.masks import Binding, mask, own_key, public_digits, read_public, shared_seed
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import changed
 from codedfedl.runs.federation import fitted, scheme_of, start

@@ -39,12 +39,11 @@ if TYPE_CHECKING:
     from codedfedl.fitting.fit import Fit, fit
     from codedfedl.fitting.traces import Traces, read_traces
     from codedfedl.fleet.built_in import paper_devices, paper_fleet, phone_devices, phone_fleet
-    from codedfedl.fleet.costs import BlockSetup, Cost
+    from codedfedl.fleet.costs import BlockSetup, Cost, Server
     from codedfedl.fleet.delays import DelayModel, DelayParameters
     from codedfedl.fleet.devices import Devices, Fleet, Workload, read_fleet
     from codedfedl.fleet.maximum import expected_maximum
     from codedfedl.fleet.measured import MeasuredDelays, MixedDelays, read_measured
-    from codedfedl.fleet.server import Server
     from codedfedl.learning.optimisers import step
     from codedfedl.models import Model, load_model
     from codedfedl.planning.allocation import best_loads, expected_return, minimum_deadline
@@ -53,8 +52,7 @@ if TYPE_CHECKING:
     from codedfedl.planning.plan import Plan, plan
     from codedfedl.report.loaded_run import Run, load_run
     from codedfedl.runs.config import Experiment
-    from codedfedl.schemes.cfl import CFL
-    from codedfedl.schemes.coded import Coded
+    from codedfedl.schemes.coded import CFL, Coded
     from codedfedl.schemes.coded_newton import CodedNewton
     from codedfedl.schemes.fedavg import FedAvg
     from codedfedl.schemes.greedy import Greedy
@@ -153,12 +151,11 @@ _MODULES = {
     "fitting.fit": ("Fit", "fit"),
     "fitting.traces": ("Traces", "read_traces"),
     "fleet.built_in": ("paper_devices", "paper_fleet", "phone_devices", "phone_fleet"),
-    "fleet.costs": ("BlockSetup", "Cost"),
+    "fleet.costs": ("BlockSetup", "Cost", "Server"),
     "fleet.delays": ("DelayModel", "DelayParameters"),
     "fleet.devices": ("Devices", "Fleet", "Workload", "read_fleet"),
     "fleet.maximum": ("expected_maximum",),
     "fleet.measured": ("MeasuredDelays", "MixedDelays", "read_measured"),
-    "fleet.server": ("Server",),
     "models": ("Model", "load_model"),
     "planning.allocation": ("best_loads", "expected_return", "minimum_deadline"),
     "planning.cold_start": ("ColdStart", "plan_cold_start"),
@@ -166,8 +163,7 @@ _MODULES = {
     "planning.plan": ("Plan", "plan"),
     "report.loaded_run": ("Run", "load_run"),
     "runs.config": ("Experiment",),
-    "schemes.cfl": ("CFL",),
-    "schemes.coded": ("Coded",),
+    "schemes.coded": ("CFL", "Coded"),
     "schemes.coded_newton": ("CodedNewton",),
     "schemes.fedavg": ("FedAvg",),
     "schemes.greedy": ("Greedy",),

@@ -7,5 +7,5 @@
 | `attacks` | membership scores, by an attacker who knows all else or only the population |
 | `lower_bound` | one run with coins, its scores, and the lower bound on ε that they prove |
 
-The statistics are in `privacy.auditing`.
+The statistics are in `audit.lower_bound`.
 """

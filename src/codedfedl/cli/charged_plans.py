@@ -11,8 +11,14 @@ from codedfedl.io.names import count_of
 from codedfedl.learning.codes import LEAST_MIXING
 from codedfedl.learning.features import Patches, Structured, Tiles
 from codedfedl.planning.cold_start import best_cold_start
-from codedfedl.planning.hours import HoursPlan, Training, cheapest_plan
-from codedfedl.planning.maps import MapCost, best_map, plan_maps
+from codedfedl.planning.hours import (
+    HoursPlan,
+    MapCost,
+    Training,
+    best_map,
+    cheapest_plan,
+    plan_maps,
+)
 from codedfedl.planning.plan import Plan
 from codedfedl.report.fleet_tables import duration
 

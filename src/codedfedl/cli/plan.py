@@ -10,9 +10,9 @@ from codedfedl.cli.output import View, check_outputs, json_number, progress, say
 from codedfedl.errors import InputError
 
 if TYPE_CHECKING:
+    from codedfedl.fleet.costs import Server
     from codedfedl.fleet.delays import DelayModel
     from codedfedl.fleet.devices import Fleet, Workload
-    from codedfedl.fleet.server import Server
     from codedfedl.planning.plan import Plan
 
 
@@ -54,7 +54,7 @@ class ParityOptions:
 
     def server(self, clients: "Fleet") -> "Server | None":
         """Return the server as one more node, where its rate is given."""
-        from codedfedl.fleet.server import Server
+        from codedfedl.fleet.costs import Server
 
         if self.server_rate is not None:
             most = clients.total_points if self.max_rows is None else self.max_rows

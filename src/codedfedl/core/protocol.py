@@ -18,8 +18,8 @@ from codedfedl.core.task import State, Task
 from codedfedl.core.waiting import Wait
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Timings
+from codedfedl.fleet.costs import ServerWork
 from codedfedl.fleet.delays import DelayModel
-from codedfedl.fleet.server import ServerWork
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.messages import MODEL_BITS, Rounding
 from codedfedl.privacy.fixed_point import LEAST_SUMMED

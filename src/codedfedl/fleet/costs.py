@@ -11,7 +11,8 @@ once:
 | `gram` | q(q + 1)/2 + q·c a point | q(q + 1)/2 + q·c |
 | `raw` | – | the points themselves, as many bits as they have |
 
-What the server computes is free, as in the paper; `fleet.server` is for where it is not.
+What the server computes is free, as in the paper; `Server` is for where it is not: a node without
+a link, whose processor takes time for the coded gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray, Mask
+from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.fleet.devices import Workload
 
@@ -227,3 +229,60 @@ def _sent(most: int, erasures: bytes) -> FloatArray:
     packets = np.arange(1, most + 1)[:, None]
     known = packets + nbinom.ppf(0.9, packets, delivered)
     return np.concatenate([np.zeros((1, len(delivered))), known])
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server as an additional node, which has no link and computes the coded gradient.
+
+    Parameters
+    ----------
+    rate : points per second
+        Parity rows that it processes per second.
+    max_rows
+        Maximum number of parity rows (the paper's u_max).
+    alpha
+        As for a client.
+    """
+
+    rate: float
+    max_rows: int
+    alpha: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "alpha", "max_rows"):
+            value = getattr(self, name)
+            if not 0 < value < np.inf:
+                raise InputError(f"the server's {name} is {value:g}: must be finite and above 0")
+        if self.max_rows != int(self.max_rows):
+            raise InputError(f"the server's max_rows is {self.max_rows}: must be a whole number")
+
+    def beside(self, clients: DelayParameters) -> DelayParameters:
+        """Return the clients and, as one more of them, the server."""
+        node = {"rate": self.rate, "alpha": self.alpha, "availability": 1.0}
+        names = DelayParameters.names()[1:]
+        columns = {name: np.append(getattr(clients, name), node.get(name, 0.0)) for name in names}
+        return DelayParameters(**columns)
+
+    def return_probability(self, rows: int, t: float) -> float:
+        """P(T_C ≤ t) with a number of rows."""
+        spare = t - rows / self.rate
+        return float(-np.expm1(-self.alpha * self.rate / rows * spare)) if spare > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class ServerWork:
+    """What the server computes while it waits for the clients: a gradient on parity rows."""
+
+    server: Server
+    rows: int
+
+    def seconds(self, slowness: float) -> float:
+        """T_C = u/μ·(1 + slowness/α), the delay model of a client without a link.
+
+        Parameters
+        ----------
+        slowness
+            A standard exponential draw.
+        """
+        return self.rows / self.server.rate * (1 + slowness / self.server.alpha)

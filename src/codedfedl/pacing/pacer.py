@@ -18,8 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from codedfedl.errors import InputError
-from codedfedl.pacing.deadlines import DeadlineChoice, choose
-from codedfedl.pacing.delays import NextDelays, NodeTimes, draws_of
+from codedfedl.pacing.deadlines import DeadlineChoice, NextDelays, NodeTimes, choose, draws_of
 from codedfedl.pacing.rounds import NodeReply, Round, RoundPlan
 
 __all__ = ["Pacer"]

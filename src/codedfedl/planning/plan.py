@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
+from codedfedl.fleet.costs import Server
 from codedfedl.fleet.delays import DelayModel, points_of
-from codedfedl.fleet.server import Server
 from codedfedl.io.notebook import drawn, html_table
 from codedfedl.planning.allocation import Allocation, best_loads, minimum_deadline
 

@@ -3,12 +3,19 @@
 A client and the helper agree on a seed by X25519, the helper's public key being pinned at the
 client; HKDF derives from it a key for every question, and ChaCha20 stretches that to as many
 integers as the answer has. Uniform integers added modulo 2³² leave nothing of what they hide.
+
+There is a pair of keys for the helper, and one for every client: X25519 keys in hexadecimal digits.
+The private one is made where it is used and never leaves; the public one lies beside it, with the
+ending ``.pub``.
 """
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Callable, MutableMapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
@@ -18,9 +25,62 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from codedfedl.errors import InputError
+from codedfedl.io.files import make_folder, replacing
 from codedfedl.privacy.fixed_point import Residues
 
-__all__ = ["Binding", "Sender", "keystream", "mask", "shared_seed"]
+__all__ = [
+    "Binding",
+    "Sender",
+    "keystream",
+    "mask",
+    "own_key",
+    "public_digits",
+    "read_public",
+    "shared_seed",
+]
+
+
+def own_key(path: Path) -> X25519PrivateKey:
+    """Return the private key in a file, which is made on the first call, for its owner alone."""
+    if not path.is_file():
+        make_folder(path.parent)
+        made = X25519PrivateKey.generate()
+        with replacing(path) as partial:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(made.private_bytes_raw().hex() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+    elif path.stat().st_mode & 0o077:
+        raise InputError(f"{path} can be read by others: chmod 600 {path}")
+    key = X25519PrivateKey.from_private_bytes(_digits(path))
+    with replacing(path.with_suffix(".pub")) as partial:
+        partial.write_text(public_digits(key) + "\n", "ascii")
+    return key
+
+
+def public_digits(key: X25519PrivateKey) -> str:
+    """Return the public half in hexadecimal digits."""
+    return key.public_key().public_bytes_raw().hex()
+
+
+def read_public(path: Path) -> str:
+    """Return the public key in a file, in hexadecimal digits."""
+    return _digits(path).hex()
+
+
+def _digits(path: Path) -> bytes:
+    try:
+        text = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the key {path}: {error}") from None
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise InputError(
+            f"{path} is not a key for masks: such a key has 64 hexadecimal digits, as in "
+            "masks.pub, which codedfedl federate helper makes"
+        )
+    return bytes.fromhex(text)
+
 
 _SEED = b"codedfedl secure sum, seed, 1"
 _MASK = b"codedfedl secure sum, mask, 1"

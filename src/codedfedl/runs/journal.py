@@ -37,8 +37,7 @@ from codedfedl.io.files import (
     write_durably,
     write_json,
 )
-from codedfedl.runs.exchange import ANSWERS, Exchange, record_in
-from codedfedl.runs.stored_answers import StoredAnswers
+from codedfedl.runs.exchange import ANSWERS, Exchange, StoredAnswers, record_in
 
 Kept = TypeVar("Kept")
 

@@ -1,4 +1,4 @@
-"""Schemes: one file each, and third-party schemes.
+"""Schemes: a file for each or for a family of them, and third-party schemes.
 
 A scheme is found by name. A built-in one is a file here with a class that has a `name`; another is
 ``module:Class``, or the name of an entry point of the group ``codedfedl.schemes``.

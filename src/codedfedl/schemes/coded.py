@@ -23,17 +23,17 @@ from codedfedl.core.protocol import (
 from codedfedl.core.waiting import Everyone, Until
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift, check_replan
+from codedfedl.fleet.costs import Server, ServerWork
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet, fleet_of
-from codedfedl.fleet.server import Server, ServerWork
 from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
+from codedfedl.learning.features import Identity
 from codedfedl.learning.least_squares import Quadratic
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.hours import HoursPlan, Training, cheapest_plan
 from codedfedl.planning.plan import Plan, answer_weights, plan, replanned, rows_of
-from codedfedl.schemes.coded_state import CodedState
+from codedfedl.schemes.coded_state import CodedState, StandIns, check_stand_in, encoded_chances
 from codedfedl.schemes.settings import check_positive
-from codedfedl.schemes.stand_in import StandIns, check_stand_in, encoded_chances
 
 MAX_DEADLINE_GROWTH = 2.0  # A deadline that follows the clients grows no faster each time.
 
@@ -71,8 +71,9 @@ class Coded(Scheme):
         weights follow (`planning.plan.replanned`). 0 keeps the plan.
     stand_in
         Whether each client's parity is kept apart, to stand in for all points of a client that
-        misses a round (`schemes.stand_in`). By default in federations, where a client may be gone
-        for good, and not in simulations, where clients come back and the composite is the paper's.
+        misses a round (`schemes.coded_state`). By default in federations, where a client may be
+        gone for good, and not in simulations, where clients come back and the composite is the
+        paper's.
     """
 
     redundancy: float = 0.1
@@ -307,3 +308,10 @@ class Coded(Scheme):
         }
         planned = made.deadline if state.deadline is None else None
         return Description(state.current[0], facts, planned_deadline=planned)
+
+
+@dataclass(frozen=True)
+class CFL(Coded):
+    """Coded federated learning for linear regression, the paper's predecessor: raw points."""
+
+    info: ClassVar[Info] = replace(Coded.info, name="cfl", features=Identity(), featured=False)

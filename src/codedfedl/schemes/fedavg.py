@@ -1,6 +1,13 @@
-"""`fedavg`: several local steps on each client, and the mean of the models."""
+"""`fedavg`: several local steps on each client, and the mean of the models; and what refines it.
 
-from dataclasses import dataclass
+`fedprox`: local steps that are pulled back to the round's model (Li et al., MLSys 2020).
+
+`fedadam` and `fedyogi`: local steps, and an adaptive optimiser at the server (Reddi et al., ICLR
+2021). What the models have moved on average is taken for a gradient. With β₁ = 0.9, β₂ = 0.99 and
+ε = 0.001, and without a correction of the first means, as published.
+"""
+
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from codedfedl.arrays import Array
@@ -122,3 +129,56 @@ class FedAvg(Scheme):
         """Move to the mean of the models that arrived; keep the old one if none did."""
         mean = inbox.total("model") / inbox.points if inbox.points else state.model
         return state.towards(mean)
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """Federated averaging with ½μ‖β − β₀‖² in the loss of every client.
+
+    Parameters
+    ----------
+    proximal
+        μ.
+    local_steps, deadline, step, points, drop, optimiser
+        As of `FedAvg`.
+    """
+
+    proximal: float = 0.01
+
+    info: ClassVar[Info] = replace(
+        FedAvg.info, name="fedprox", waits="without fedprox.deadline waits for all"
+    )
+
+
+@dataclass(frozen=True)
+class FedAdam(FedAvg):
+    """Federated averaging with Adam at the server.
+
+    Parameters
+    ----------
+    optimiser, local_steps, deadline, step, points, drop, proximal
+        As of `FedAvg`; the server's step is the schedule's, or `server_step`.
+    """
+
+    optimiser: str = "adam-uncorrected"
+
+    info: ClassVar[Info] = replace(
+        FedAvg.info, name="fedadam", waits="without fedadam.deadline waits for all"
+    )
+
+
+@dataclass(frozen=True)
+class FedYogi(FedAvg):
+    """Federated averaging with Yogi at the server.
+
+    Parameters
+    ----------
+    optimiser, local_steps, deadline, step, points, drop, proximal
+        As of `FedAdam`.
+    """
+
+    optimiser: str = "yogi-uncorrected"
+
+    info: ClassVar[Info] = replace(
+        FedAvg.info, name="fedyogi", waits="without fedyogi.deadline waits for all"
+    )

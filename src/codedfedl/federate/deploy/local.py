@@ -173,7 +173,7 @@ class LocalFederation:
     def start(self, name: str) -> None:
         """Start the SuperLink, the helper or a node, or start it again."""
         if name == HELPER:
-            from codedfedl.privacy.keys import own_key
+            from codedfedl.privacy.masks import own_key
 
             own_key(self.helper_home / "masks.key")  # nodes read it when they start
         if name != SUPERLINK:

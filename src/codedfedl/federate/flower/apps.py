@@ -62,7 +62,7 @@ def _vault_of(config: NodeConfig) -> "Vault | None":
     if config.helper is None:
         return None
     from codedfedl.federate.secure.vault import EPSILON_CAP, Vault
-    from codedfedl.privacy.keys import read_public
+    from codedfedl.privacy.masks import read_public
 
     cap = EPSILON_CAP if config.epsilon_cap is None else config.epsilon_cap
     pinned = read_public(config.helper)

@@ -19,8 +19,7 @@ from codedfedl.io.files import Files, locked
 from codedfedl.io.names import nearest
 from codedfedl.privacy.contract import Contract, contract_of, digest_of_keys
 from codedfedl.privacy.helper import Helper
-from codedfedl.privacy.keys import own_key, public_digits, read_public
-from codedfedl.privacy.masks import Binding
+from codedfedl.privacy.masks import Binding, own_key, public_digits, read_public
 
 __all__ = ["QUESTIONS", "HelperLink", "HelperNode"]
 

@@ -30,9 +30,8 @@ from codedfedl.io.files import Files
 from codedfedl.privacy.contract import Contract, contract_of
 from codedfedl.privacy.fixed_point import LEAST_SHARE, FixedPoint, Residues, noise_steps
 from codedfedl.privacy.helper import system_normal
-from codedfedl.privacy.keys import own_key, public_digits
 from codedfedl.privacy.ledger import Ledger
-from codedfedl.privacy.masks import Binding, Sender, shared_seed
+from codedfedl.privacy.masks import Binding, Sender, own_key, public_digits, shared_seed
 
 __all__ = ["DELTA", "EPSILON_CAP", "Answers", "SumQuestion", "Vault"]
 

@@ -27,7 +27,7 @@ from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
 from codedfedl.federate.server.checks import RefusedError, norm
 from codedfedl.learning.parity import ParityRows
-from codedfedl.runs.stored_answers import StoredAnswers
+from codedfedl.runs.exchange import StoredAnswers
 
 _ROUNDING = 1e-4  # of float32 sums, relative
 _NARROWEST = 0.05  # of the mean spread: no direction of the labels is taken to be surer
