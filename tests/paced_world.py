@@ -16,9 +16,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from codedfedl.pacing.flower.grid import PacedGrid
 from codedfedl.pacing.flower.mail import Reply
 from codedfedl.pacing.flower.recorder import Recorder
-from codedfedl.pacing.flower.strategies import treatment_of
-from codedfedl.pacing.journal import PacingJournal
+from codedfedl.pacing.flower.replies import treatment_of
 from codedfedl.pacing.pacer import Pacer
+from codedfedl.pacing.rounds import PacingJournal
 
 __all__ = ["World", "arrays_of", "pace", "reply_of", "window_of"]
 

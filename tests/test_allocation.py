@@ -15,8 +15,7 @@ from codedfedl import (
     paper_fleet,
 )
 from codedfedl.planning import theorem
-from codedfedl.planning.allocation import DEADLINE_TOLERANCE
-from codedfedl.planning.bisection import Bisection
+from codedfedl.planning.allocation import DEADLINE_TOLERANCE, Bisection
 from tests import naive
 from tests.strategies import fleets, times
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from codedfedl import Fleet, best_loads, expected_return
 from codedfedl.fleet.built_in import FIGURE_1_SECONDS, figure_1_client
 from codedfedl.planning import theorem
-from codedfedl.planning.concave_pieces import piece_peaks
-from codedfedl.planning.piece_ranges import Ranges, SymmetricClients, peak_share
+from codedfedl.planning.concave_pieces import Ranges, SymmetricClients, peak_share, piece_peaks
 from tests.strategies import fleets, times
 
 

@@ -19,7 +19,7 @@ from codedfedl.core.clipped import ClippedMoments
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.work import ArrayClient
 from codedfedl.errors import InputError
-from codedfedl.planning.in_time import least_arrivals
+from codedfedl.planning.secure_rounds import least_arrivals
 from codedfedl.privacy.accounting import Account, Release, epsilon_of
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.runs.directory import RunDirectory

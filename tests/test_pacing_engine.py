@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from codedfedl.io.tables import column_names
-from codedfedl.pacing.journal import PacingJournal
+from codedfedl.pacing.rounds import PacingJournal
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 

@@ -22,8 +22,8 @@ from flwr.serverapp import strategy as stock
 from codedfedl.errors import InputError
 from codedfedl.pacing.flower import paced, timed
 from codedfedl.pacing.flower.mail import Mail
-from codedfedl.pacing.flower.strategies import treatment_of
-from codedfedl.pacing.journal import PacingJournal
+from codedfedl.pacing.flower.replies import treatment_of
+from codedfedl.pacing.rounds import PacingJournal
 from tests.paced_world import World, arrays_of, pace, reply_of, window_of
 
 TARGETS = {1: 0.0, 2: 1.0, 3: 4.0, 4: 9.0}

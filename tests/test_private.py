@@ -20,8 +20,8 @@ from codedfedl.core.work import ArrayClient, Work
 from codedfedl.errors import InputError
 from codedfedl.fleet.built_in import paper_fleet
 from codedfedl.fleet.devices import Workload
-from codedfedl.planning.noisy_descent import RESIDUAL, eigenvalues, learning_errors
 from codedfedl.planning.private import plan_private
+from codedfedl.planning.secure_rounds import RESIDUAL, eigenvalues, learning_errors
 from codedfedl.privacy.accounting import Account, Release
 from codedfedl.privacy.fixed_point import FixedPoint, Residues, noise_steps
 from codedfedl.runs.directory import RunDirectory

@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
+from codedfedl.arrays import FloatArray
 from codedfedl.errors import InputError
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
-from codedfedl.privacy.helper import Helper, decoded_sum, system_normal
-from codedfedl.privacy.masks import Binding, Sender, mask, shared_seed
+from codedfedl.privacy.masks import (
+    Binding,
+    Helper,
+    Sender,
+    mask,
+    shared_seed,
+    system_normal,
+)
 
 BINDING = Binding("f", 0, 0, "00")
 SMALL = 1e-6  # false alarms of the tests on random numbers, each
@@ -53,6 +60,13 @@ class _Federation:
             self.senders[name].masked(binding, b"", lambda name=name: (b"", self.plain[name]))[1]  # type: ignore[misc]
             for name in names
         ]
+
+    def decoded(self, names: list[str], correction: Residues) -> FloatArray:
+        """Return the sum of the answers, as the server sees it."""
+        total = np.zeros_like(correction)
+        for answer in self.masked(names):
+            total += answer
+        return self.numbers.decode(total - correction)
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=40), st.integers(1, 2**20))
@@ -113,7 +127,7 @@ def test_the_sum_is_exact_whoever_drops_out(data: st.DataObject) -> None:
     plain = sum((here.plain[name] for name in names), np.zeros(50, dtype=np.uint32))
     here.masked(every)  # those who are left out have sent too
     correction = here.helper.answer(BINDING, names, 50)
-    total = decoded_sum(here.masked(names), correction, here.numbers)
+    total = here.decoded(names, correction)
     np.testing.assert_array_equal(total, here.numbers.decode(plain))
 
 
@@ -241,7 +255,7 @@ def test_the_helpers_noise_is_normal_and_exact_whoever_arrives() -> None:
     names = list(here.senders)[:2]
     plain = here.numbers.decode(here.plain[names[0]] + here.plain[names[1]])
     correction = here.helper.answer(BINDING, names, count)
-    total = decoded_sum(here.masked(names), correction, here.numbers)
+    total = here.decoded(names, correction)
     steps = ((total - plain) * here.numbers.scale + 2**31) % 2**32 - 2**31
     empirical = np.arange(1, count + 1) / count
     distance = np.abs(norm.cdf(np.sort(steps) / sigma) - empirical).max()

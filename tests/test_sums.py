@@ -516,7 +516,7 @@ class TestHelper:
                 thread.join(0.5)
             return mask(*asked)
 
-        monkeypatch.setattr("codedfedl.privacy.helper.mask", slow)
+        monkeypatch.setattr("codedfedl.privacy.masks.mask", slow)
         self.sum(tmp_path)
         thread.join()
         assert isinstance(results[0], InputError)

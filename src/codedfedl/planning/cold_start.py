@@ -24,7 +24,7 @@ from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import BlockSetup, embedded_by
 from codedfedl.fleet.delays import DelayParameters
-from codedfedl.planning.in_time import with_helper
+from codedfedl.planning.secure_rounds import with_helper
 from codedfedl.planning.strata import sampling_excess
 
 __all__ = ["ColdStart", "best_cold_start", "plan_cold_start", "plan_embedding"]

@@ -30,8 +30,13 @@ from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.costs import seconds_to_embed
 from codedfedl.fleet.devices import Fleet, Workload
-from codedfedl.planning.in_time import in_time, with_helper
-from codedfedl.planning.noisy_descent import RESIDUAL, learning_errors, longest_step
+from codedfedl.planning.secure_rounds import (
+    RESIDUAL,
+    in_time,
+    learning_errors,
+    longest_step,
+    with_helper,
+)
 from codedfedl.privacy.accounting import mu_of
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.privacy.sampling import weight_ratios

@@ -17,7 +17,7 @@ from codedfedl.arrays import FloatArray, IntArray
 from codedfedl.errors import InputError
 from codedfedl.fleet.devices import Fleet
 from codedfedl.fleet.maximum import crossing
-from codedfedl.planning.piece_ranges import peak_share
+from codedfedl.planning.concave_pieces import peak_share
 
 _NEGLIGIBLE_PROBABILITY = 1e-18  # a term h_ν that no sum of probabilities feels
 

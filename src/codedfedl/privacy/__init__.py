@@ -1,5 +1,5 @@
 """Private sums: fixed-point numbers under masks, the helper that removes them, and the accountant.
 
-`fixed_point` and `accounting` need nothing but NumPy and SciPy; `masks` and `helper` need the
-package `cryptography`, which the extras ``privacy`` and ``flower`` bring.
+`fixed_point` and `accounting` need nothing but NumPy and SciPy; `masks`, where the helper is, needs
+the package `cryptography`, which the extras ``privacy`` and ``flower`` bring.
 """

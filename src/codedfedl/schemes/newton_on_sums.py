@@ -23,7 +23,7 @@ from codedfedl.core.masked import Anchor, GradientDelta, masked
 from codedfedl.core.protocol import Ask, Inbox
 from codedfedl.core.waiting import Wait
 from codedfedl.fleet.devices import Fleet
-from codedfedl.planning.in_time import in_time, with_helper
+from codedfedl.planning.secure_rounds import in_time, with_helper
 from codedfedl.privacy.fixed_point import FixedPoint, Residues
 from codedfedl.schemes.newton_pace import PlannedNewton
 from codedfedl.schemes.newton_state import NewtonState

@@ -25,8 +25,8 @@ from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import Fleet, fleet_of
 from codedfedl.io.names import nearest
 from codedfedl.learning.optimisers import Nesterov
-from codedfedl.planning.noisy_descent import RESIDUAL
 from codedfedl.planning.private import PrivatePlan, plan_private
+from codedfedl.planning.secure_rounds import RESIDUAL
 from codedfedl.privacy.accounting import UNITS, Account, check_budget
 from codedfedl.privacy.fixed_point import LEAST_SUMMED
 from codedfedl.schemes.private_budget import NOISE, Budget, pool_weights

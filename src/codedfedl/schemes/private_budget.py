@@ -8,8 +8,8 @@ import numpy as np
 from codedfedl.arrays import FloatArray
 from codedfedl.core.protocol import Task
 from codedfedl.errors import InputError
-from codedfedl.planning.in_time import least_arrivals
 from codedfedl.planning.private import CENTRE_SHARE, PrivatePlan
+from codedfedl.planning.secure_rounds import least_arrivals
 from codedfedl.privacy.accounting import Account, Release, mu_of
 from codedfedl.privacy.fixed_point import LEAST_SHARE, LEAST_SUMMED, FixedPoint
 
@@ -18,7 +18,7 @@ __all__ = ["NOISE", "Budget", "pool_weights"]
 NOISE = ("helper", "clients")
 """Who adds the noise."""
 
-_FARTHEST = 8.3  # standard deviations: no noise is larger, see `privacy.helper.system_normal`
+_FARTHEST = 8.3  # standard deviations: no noise is larger, see `privacy.masks.system_normal`
 _MORE_NOISE = 1.005  # times as much, until the library finds the budget kept
 _CLIENT_SHARE = 0.25  # of the mean number of points: longer sums of a client are clipped
 _SELDOM = 1e-3  # of the rounds have fewer arrivals than the plan counts on

@@ -18,8 +18,7 @@ from codedfedl.federate.transport import Answered, Arrays, Arrival, Say, Transpo
 from codedfedl.io.files import Files, locked
 from codedfedl.io.names import nearest
 from codedfedl.privacy.contract import Contract, contract_of, digest_of_keys
-from codedfedl.privacy.helper import Helper
-from codedfedl.privacy.masks import Binding, own_key, public_digits, read_public
+from codedfedl.privacy.masks import Binding, Helper, own_key, public_digits, read_public
 
 __all__ = ["QUESTIONS", "HelperLink", "HelperNode"]
 

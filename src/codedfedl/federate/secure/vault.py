@@ -29,9 +29,15 @@ from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import Files
 from codedfedl.privacy.contract import Contract, contract_of
 from codedfedl.privacy.fixed_point import LEAST_SHARE, FixedPoint, Residues, noise_steps
-from codedfedl.privacy.helper import system_normal
 from codedfedl.privacy.ledger import Ledger
-from codedfedl.privacy.masks import Binding, Sender, own_key, public_digits, shared_seed
+from codedfedl.privacy.masks import (
+    Binding,
+    Sender,
+    own_key,
+    public_digits,
+    shared_seed,
+    system_normal,
+)
 
 __all__ = ["DELTA", "EPSILON_CAP", "Answers", "SumQuestion", "Vault"]
 

@@ -21,19 +21,19 @@ from codedfedl.pacing.flower.recorder import Recorder
 from codedfedl.pacing.flower.replies import (
     STATISTICS,
     Model,
+    Treatment,
     UnpaceableError,
     example_count,
     model_of,
     question,
     reported_work,
     stripped,
+    treatment_of,
     update_length,
     weighed,
 )
-from codedfedl.pacing.flower.strategies import Treatment, treatment_of
-from codedfedl.pacing.journal import PacingJournal
 from codedfedl.pacing.pacer import Pacer
-from codedfedl.pacing.rounds import NodeReply, RoundPlan
+from codedfedl.pacing.rounds import NodeReply, PacingJournal, RoundPlan
 
 __all__ = ["PacedGrid", "paced"]
 

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from codedfedl.pacing.flower.replies import mean_content, model_of
-from codedfedl.pacing.flower.strategies import Treatment
-from codedfedl.pacing.journal import Entry, PacingJournal
+from codedfedl.pacing.flower.replies import Treatment, mean_content, model_of
 from codedfedl.pacing.pacer import Pacer
 from codedfedl.pacing.pages import Pages
-from codedfedl.pacing.rounds import Round
+from codedfedl.pacing.rounds import Entry, PacingJournal, Round
 
 __all__ = ["Recorder"]
 

@@ -1,13 +1,15 @@
-"""What is read from replies, and how their updates are weighed: x + g·(y − x)."""
+"""What is read from replies, which updates may be weighed, and how: x + g·(y − x)."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as stock
 
 from codedfedl.errors import InputError
 from codedfedl.pacing.flower.batches import RECORD
@@ -15,6 +17,7 @@ from codedfedl.pacing.flower.batches import RECORD
 __all__ = [
     "STATISTICS",
     "Model",
+    "Treatment",
     "UnpaceableError",
     "example_count",
     "mean_content",
@@ -22,6 +25,7 @@ __all__ = [
     "question",
     "reported_work",
     "stripped",
+    "treatment_of",
     "update_length",
     "virtual_seconds",
     "weighed",
@@ -187,3 +191,61 @@ def _weight(reply: Message, key: str) -> float:
 def _numbers(reply: Message) -> Iterable[tuple[str, float]]:
     for _, record in _records(reply.content, MetricRecord):
         yield from ((k, v) for k, v in record.items() if isinstance(v, int | float))
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """How a strategy is paced.
+
+    Attributes
+    ----------
+    factors
+        Whether updates may be weighed by 1/π: for weighted means, which stay unbiased.
+    resumes
+        Whether a run can be continued.
+    key
+        The metric with the weight of a reply.
+    why
+        The reason for less than everything; empty otherwise.
+    waits
+        Whether every round must wait for all.
+    """
+
+    factors: bool
+    resumes: bool
+    key: str
+    why: str = ""
+    waits: bool = False
+
+
+_DP = "clips updates and adds noise for answers as they are: factors would void its guarantee"
+_TREES = "collects trees, which have no mean"
+_ORDER = "compares answers with one another, and factors would make outliers of slow nodes"
+_OTHERS = {
+    "FedMedian": (_ORDER, True),
+    "FedTrimmedAvg": (_ORDER, True),
+    "MultiKrum": (_ORDER, True),  # and Krum
+    "Bulyan": (_ORDER, True),
+    "QFedAvg": ("weighs answers by their losses, which factors do not change", False),
+    "FedXgbBagging": (_TREES, False),
+    "FedXgbCyclic": (_TREES, False),
+    "DifferentialPrivacyServerSideFixedClipping": (_DP, False),
+    "DifferentialPrivacyClientSideFixedClipping": (_DP, False),
+    "DifferentialPrivacyServerSideAdaptiveClipping": (_DP, False),
+    "DifferentialPrivacyClientSideAdaptiveClipping": (_DP, False),
+}
+"""Stock strategies that are no weighted mean: why, and whether equal answers lead to themselves."""
+
+
+def treatment_of(strategy: Any | None) -> Treatment:
+    """Return how a strategy is paced; without one, as a weighted mean by `num-examples`."""
+    inner = getattr(strategy, "strategy", strategy)  # a wrapper's weights are those inside
+    key = str(getattr(inner, "weighted_by_key", "num-examples"))
+    for name, (why, resumes) in _OTHERS.items():
+        if isinstance(strategy, getattr(stock, name, ())):
+            waits = "Adaptive" in name  # it divides by the number of answers: no round may be empty
+            return Treatment(False, resumes, key, f"{type(strategy).__name__} {why}", waits)
+    if strategy is None or isinstance(strategy, stock.FedAvg):
+        return Treatment(True, True, key)
+    why = "is not known to take a weighted mean; pass factors=True if it does"
+    return Treatment(False, False, key, f"{type(strategy).__name__} {why}")
