@@ -46,3 +46,10 @@ def _no_fleet() -> Any:
 def test_all_that_drop_are_here() -> None:
     names = "dsag fedadam fedau fedavg fednova fedprox fedyogi greedy mifa timelyfl"
     assert sorted(DROPPING) == names.split()
+
+
+@pytest.mark.parametrize("name", DROPPING)
+@pytest.mark.parametrize("drop", [-0.1, 1.0])
+def test_shares_that_are_none_are_refused(name: str, drop: float) -> None:
+    with pytest.raises(InputError, match=rf"{name}.drop is {drop:g}: must be at least 0"):
+        SCHEMES[name](drop=drop)  # type: ignore[call-arg]
