@@ -25,7 +25,6 @@ from array_api_compat import array_namespace, device, is_numpy_array
 from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
 from codedfedl.io.names import count_of, nearest
-from codedfedl.prefetch import prefetch
 
 LEAST_MIXING = 10
 """Points behind every parity row, unless fewer are asked for."""
@@ -132,12 +131,8 @@ class Code:
             return _added(_dense(_DENSE[self.name], parts, weights, rows, rngs))
         clients = zip(weights, rngs, strict=True)
         if self.name == "sparse":
-
-            def draw(client: tuple[FloatArray, np.random.Generator]) -> list[Array]:
-                return list(self._columns(parts[0], client[0], rows, client[1]))
-
-            drawn = chain.from_iterable(prefetch(draw, clients))
-            return _added(_products(parts, _wide(drawn)))
+            drawn = (self._columns(parts[0], held, rows, rng) for held, rng in clients)
+            return _added(_products(parts, _wide(chain.from_iterable(drawn))))
         s, ends = self.operations(rows), np.cumsum([len(held) for held in weights]).tolist()
         each = (
             _deal([part[end - len(held) : end] for part in parts], held, rows, rng, s)
