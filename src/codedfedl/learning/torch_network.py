@@ -14,8 +14,7 @@ from codedfedl.errors import InputError
 from codedfedl.io.names import nearest
 from codedfedl.learning.learner import Learner, batch_rows
 from codedfedl.learning.module_function import ModuleFunction, checked_function
-from codedfedl.learning.modules import build_module, check_module_name, import_torch
-from codedfedl.learning.operations import count_macs
+from codedfedl.learning.modules import build_module, check_module_name, count_macs, import_torch
 from codedfedl.learning.optimisers import step
 
 __all__ = ["LOSSES", "TorchNetwork", "chosen_loss"]

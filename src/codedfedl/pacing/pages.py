@@ -14,14 +14,18 @@ from typing import Any
 
 import numpy as np
 
+from codedfedl.core.record import ARRIVED, DROPPED, LATE, Record
 from codedfedl.io.names import count_of
 
 __all__ = ["Pages", "client_rows", "headline", "round_columns", "trace_columns"]
 
 SECONDS_BETWEEN_PAGES = 20.0
+SHOWN_CLIENTS = 40
 BOOTSTRAP_CLIENTS = 200  # A fleet is fitted to no more: each takes some tenths of a second.
 
 Facts = dict[str, Any]
+SHOWN_CLIENTS = 40
+
 _log = logging.getLogger("flwr")
 
 
@@ -78,7 +82,6 @@ class Pages:
         from codedfedl.fitting.traces import Traces
         from codedfedl.io.files import replacing
         from codedfedl.io.tables import write_table
-        from codedfedl.report.paced import paced_page
 
         write_table(self.folder / "rounds.parquet", round_columns(rounds))
         if columns := trace_columns(rounds):
@@ -87,9 +90,54 @@ class Pages:
             if not running and len(set(columns["client"])) <= BOOTSTRAP_CLIENTS:
                 fit(traces).fleet.write(self.folder / "fleet.csv")
         with replacing(self.folder / "report.html") as partial:
-            title, clients = self.folder.resolve().name, client_rows(rounds)
-            page = paced_page(title, headline(rounds), rounds, clients, running=running)
-            partial.write_text(page, "utf-8")
+            title = self.folder.resolve().name
+            partial.write_text(paced_page(title, rounds, running=running), "utf-8")
+
+
+def paced_page(title: str, rounds: Sequence[Facts], *, running: bool) -> str:
+    """Return the page: its rounds, its nodes, and the time that was saved.
+
+    Parameters
+    ----------
+    running
+        Whether to load the page again from time to time.
+    """
+    from codedfedl.report.arrivals import LAST_ROUNDS, answers_figure
+    from codedfedl.report.figures import page_svg
+    from codedfedl.report.html import rendered
+
+    clients = client_rows(rounds)
+    return rendered(
+        "paced.html.j2",
+        {},
+        title=title,
+        live="",
+        running=running,
+        headline=headline(rounds),
+        figure=page_svg(answers_figure(_records(rounds[-LAST_ROUNDS:]))),
+        rounds=rounds[: -LAST_ROUNDS - 1 : -1],
+        clients=clients[:SHOWN_CLIENTS],
+        slowest=max((row["seconds"] for row in clients), default=1.0),
+    )
+
+
+def _records(rounds: Sequence[Facts]) -> list[Record]:
+    """Return what was asked in each round: nodes that were busy are not in its record."""
+    records = []
+    for facts in rounds:
+        arrived = [answer["seconds"] for answer in facts["answers"] if not answer["late"]]
+        outcome = np.repeat(
+            np.array([ARRIVED, LATE, DROPPED], np.int8),
+            [len(arrived), len(facts["missing"]), len(facts["lost"])],
+        )
+        arrival_times = np.full(len(outcome), inf)
+        arrival_times[: len(arrived)] = arrived
+        deadline = facts["seconds"] if facts["deadline"] is None else facts["deadline"]
+        loads = np.ones(len(outcome), np.int64)
+        records.append(
+            Record(facts["round"] - 1, deadline, facts["seconds"], loads, outcome, arrival_times)
+        )
+    return records
 
 
 def round_columns(rounds: Sequence[Facts]) -> dict[str, Any]:

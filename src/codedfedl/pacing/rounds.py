@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codedfedl.errors import InputError
+from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import durable, make_folder, read_json, write_json
 from codedfedl.io.names import count_of
 
@@ -237,11 +238,10 @@ class PacingJournal:
         path = self._path(number)
         if not path.is_file():
             return None
+        stored = read_arrays(path, None if arrays else ("json",), remedy="choose another out")
         try:
-            with np.load(path, allow_pickle=False) as file:
-                texts = json.loads(str(file["json"]))
-                names = [name for name in file.files if name != "json"] if arrays else []
-                kept = {name.removeprefix("arrays/"): file[name] for name in names}
+            texts = json.loads(str(stored.pop("json")))
+            kept = {name.removeprefix("arrays/"): array for name, array in stored.items()}
             return Entry(texts["facts"], kept, texts["metrics"], texts["copies"])
         except Exception as error:  # whatever a damaged file leads to
             raise InputError(f"cannot read {path} ({error}): choose another out") from None

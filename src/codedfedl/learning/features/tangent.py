@@ -20,7 +20,7 @@ from codedfedl.arrays import Array, FloatArray, asarray_like
 from codedfedl.errors import InputError
 from codedfedl.learning.features.base import drawn_like, floating
 from codedfedl.learning.learner import Learner
-from codedfedl.learning.operations import count_macs
+from codedfedl.learning.modules import count_macs
 from codedfedl.random import stream
 
 __all__ = ["PARTS", "Tangent"]
