@@ -19,22 +19,6 @@ class Transform(ABC):
 
 
 @dataclass(frozen=True)
-class Clip(Transform):
-    """A gradient that is longer than `norm` is shortened to it."""
-
-    norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.norm > 0:
-            raise InputError(f"norm is {self.norm:g}: must be above 0")
-
-    def apply(self, gradient: Array, memory: Any) -> tuple[Array, Any]:
-        """g·min(1, norm/‖g‖)."""
-        length = float(array_namespace(gradient).sum(gradient * gradient)) ** 0.5
-        return gradient * min(1.0, self.norm / max(length, 1e-30)), None
-
-
-@dataclass(frozen=True)
 class Trace(Transform):
     """Heavy-ball momentum."""
 
