@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from codedfedl import InputError
 from codedfedl.core.protocol import Task
 from codedfedl.core.waiting import Fastest
 from codedfedl.fleet.devices import Workload

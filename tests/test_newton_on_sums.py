@@ -14,7 +14,6 @@ from codedfedl.core.disclosure import Disclosure
 from codedfedl.core.masked import Anchor, GradientDelta
 from codedfedl.core.protocol import Inbox
 from codedfedl.core.work import ArrayClient
-from codedfedl.core.masked import Anchor, GradientDelta
 from codedfedl.planning.secure_rounds import in_time, with_helper
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.report.results import outcomes
