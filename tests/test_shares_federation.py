@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from codedfedl.errors import InputError
-from codedfedl.federate.secure.vault import own_noise
 from codedfedl.privacy.accounting import Account, Release
 from codedfedl.privacy.contract import Contract, contract_of
+from codedfedl.privacy.masks import own_noise
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.journal import Journal
 from codedfedl.simulation.replay import replay

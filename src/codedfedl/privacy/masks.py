@@ -39,6 +39,7 @@ __all__ = [
     "keystream",
     "mask",
     "own_key",
+    "own_noise",
     "public_digits",
     "read_public",
     "shared_seed",
@@ -217,6 +218,11 @@ def system_normal(numbers: int) -> FloatArray:
     """
     words = keystream(os.urandom(32), 2 * numbers).view(np.uint64)
     return np.asarray(ndtri((np.right_shift(words, np.uint64(11)) + 0.5) * 2.0**-53))
+
+
+def own_noise(deviation: float, numbers: int) -> Residues:
+    """Return a node's share of the noise, from the operating system."""
+    return noise_steps(deviation, system_normal(numbers) if deviation else np.zeros(numbers))
 
 
 class Helper:

@@ -28,15 +28,15 @@ from codedfedl.federate.transport import Answered
 from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import Files
 from codedfedl.privacy.contract import Contract, contract_of
-from codedfedl.privacy.fixed_point import LEAST_SHARE, FixedPoint, Residues, noise_steps
+from codedfedl.privacy.fixed_point import LEAST_SHARE, FixedPoint, Residues
 from codedfedl.privacy.ledger import Ledger
 from codedfedl.privacy.masks import (
     Binding,
     Sender,
     own_key,
+    own_noise,
     public_digits,
     shared_seed,
-    system_normal,
 )
 
 __all__ = ["DELTA", "EPSILON_CAP", "Answers", "SumQuestion", "Vault"]
@@ -310,11 +310,6 @@ class Vault:
 
 def _no_charge() -> None:
     """Charge nothing: the answer has no ε."""
-
-
-def own_noise(deviation: float, numbers: int) -> Residues:
-    """Return a node's share of the noise, from the operating system."""
-    return noise_steps(deviation, system_normal(numbers) if deviation else np.zeros(numbers))
 
 
 def _check_release(work: PrivateSum, contract: Contract, number: int) -> None:
