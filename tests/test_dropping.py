@@ -45,7 +45,7 @@ def _no_fleet() -> Any:
 
 
 def test_all_that_drop_are_here() -> None:
-    names = "dsag fedadam fedau fedavg fednova fedprox fedyogi greedy mifa timelyfl"
+    names = "dsag fedadam fedau fedavg fedcompass fednova fedprox fedyogi greedy mifa timelyfl"
     assert sorted(DROPPING) == names.split()
 
 
