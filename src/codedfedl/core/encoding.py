@@ -107,6 +107,11 @@ class Parity(CodedWork):
         each = [self.code.operations(rows) for rows in self.rows]
         return costs.parity(task.points, self.rows, task.workload, each)
 
+    def squared_weights(self, points: IntArray) -> list[float]:
+        """Return Σw² behind one client's parity of every mini-batch, of so many points each."""
+        loads, chances = np.asarray(self.loads), np.asarray(self.return_probabilities)
+        return [float(value) for value in (1 - chances) * loads + points - loads]
+
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return (u, q) and (u, c) for every mini-batch."""
         q, c = task.model_shape
@@ -189,6 +194,10 @@ class BlockParity(OnEmbedded, CodedWork):
         saved = done * costs.seconds_to_embed(task.feature_macs, task.workload, fleet, slowness)
         points = setup.points_by(deadline + saved, fleet, task.held, seconds)
         return points, np.maximum(points * seconds - saved, 0.0)
+
+    def squared_weights(self, points: IntArray) -> list[float]:
+        """Return the number of points that the rows represent."""
+        return [float(points.sum())]
 
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]]:
         """Return (rows, q) and (rows, c)."""

@@ -99,6 +99,10 @@ class Gradient(PointGradient):
         """Return what a client multiplies its gradient by."""
         return 1.0
 
+    def most_weight(self, client: int, points: int, held: float) -> float:
+        """Return the weight of all points together."""
+        return points * self.weight_of(client)
+
     def terms(self, client: Client, load: int) -> Iterator[Terms]:
         """Yield the points: for least squares, their gradient is X̂ᵀ(X̂β − Y)."""
         features, targets = client.batch(self.batch)
@@ -150,7 +154,7 @@ class DrawnGradient(PointGradient):
     kind: ClassVar[str] = "drawn_gradient"
     per_client: ClassVar[Mapping[str, Any]] = {"client_weights": 0.0}
 
-    def most_weight(self, client: int, points: int) -> float:
+    def most_weight(self, client: int, points: int, held: float) -> float:
         """Return the most that the weights of a client's points add up to."""
         largest = 0.0 if self.class_weights is None else float(np.max(self.class_weights))
         return float(np.asarray(self.client_weights)[client]) + largest * points
@@ -257,6 +261,10 @@ class Embedded(PointGradient):
         represents = client.points if self.represents is None else self.represents
         weight = float(represents) / load  # type: ignore[arg-type]
         yield from (Terms(*part, weight) for part in client.first(load))
+
+    def most_weight(self, client: int, points: int, held: float) -> float:
+        """Return for how many points each answer counts."""
+        return held if self.represents is None else float(np.asarray(self.represents)[client])
 
     def load(
         self, asked: IntArray, embedded: IntArray, answered: IntArray, held: IntArray

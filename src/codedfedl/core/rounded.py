@@ -48,6 +48,11 @@ class Rounded(Wrapping):
         """How numbers are rounded."""
         return Rounding(self.bits, tuple(self.sizes))
 
+    def most_weight(self, client: int, points: int, held: float) -> float | None:
+        """Return that of the wrapped work, times how much longer rounding may make a gradient."""
+        weight = super().most_weight(client, points, held)
+        return None if weight is None else self.rounding.stretch * weight
+
     def answer(self, client: Client, load: int, model: Array) -> Answer:
         """Return the wrapped work's answer, rounded."""
         return self.rounded(self.work.answer(client, load, model), client, model)

@@ -240,6 +240,20 @@ class Work(ABC):
         """Return the required shapes of an answer's arrays for `points` points; None if unknown."""
         return None
 
+    def most_weight(self, client: int, points: int, held: float) -> float | None:
+        """Return for how many points an answer's gradient counts at most; None if it has none.
+
+        Parameters
+        ----------
+        points, held
+            That the client answers for, and that it has.
+        """
+        return None
+
+    def squared_weights(self, points: IntArray) -> list[float] | None:
+        """Return Σw² behind one client's parity of every mini-batch; None if it sends none."""
+        return None
+
     def as_sent(self) -> dict[str, Any]:
         """Return the fields as they travel to a client."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
@@ -321,3 +335,11 @@ class Wrapping(Work):
     def shapes(self, task: Task, points: int) -> Mapping[str, tuple[int, ...]] | None:
         """Return the shapes of the wrapped work."""
         return self.work.shapes(task, points)
+
+    def most_weight(self, client: int, points: int, held: float) -> float | None:
+        """Return that of the wrapped work."""
+        return self.work.most_weight(client, points, held)
+
+    def squared_weights(self, points: IntArray) -> list[float] | None:
+        """Return those of the wrapped work."""
+        return self.work.squared_weights(points)

@@ -211,7 +211,7 @@ class Evidence:
         """
         assert isinstance(self.setup, Parity)
         part, held = self.setup.for_client(client), self.task.points[:, client]
-        points, squares = int(held[batch]), squared_weights(part, held)[batch]
+        points, squares = int(held[batch]), part.squared_weights(held)[batch]
         if squares <= 0 or np.asarray(part.loads)[batch] != load:
             return None
         sampling = load * (1 - load / points) * (points / squares) ** 2
@@ -273,14 +273,6 @@ class Evidence:
             for batch in range(self.task.batches):
                 if (parity := self._stored.parity(client, batch)) is not None:
                     yield parity.features
-
-
-def squared_weights(work: Parity | BlockParity, points: npt.NDArray[Any]) -> list[float]:
-    """Return Σ w² behind one client's parity of every mini-batch, of so many points each."""
-    if isinstance(work, BlockParity):
-        return [float(points.sum())]
-    loads, chances = np.asarray(work.loads), np.asarray(work.return_probabilities)
-    return [float(value) for value in (1 - chances) * loads + points - loads]
 
 
 class Expecting:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codedfedl.arrays import Array, to_host
-from codedfedl.core.client import BlockParity, DrawnGradient, Embedded, Gradient, Parity
 from codedfedl.core.loop import RunningSum
 from codedfedl.core.protocol import SUM, Ask, Inbox, Reply
 from codedfedl.core.record import ARRIVED, REFUSED, SETUP
-from codedfedl.core.rounded import Rounded
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.server.asking import Asking, Pending, Tally
@@ -26,7 +24,6 @@ from codedfedl.federate.server.evidence import (
     Expected,
     Expecting,
     Measured,
-    squared_weights,
 )
 from codedfedl.federate.server.judging import Judge, coherent, intolerable
 from codedfedl.federate.transport import Arrival
@@ -237,27 +234,17 @@ class Federation:
 
     def _reply(self, arrival: Arrival, pending: Pending) -> Reply | None:
         """Return an answer as a reply once it is checked; None where a client has nothing yet."""
-        client, asked = pending.client, pending.work
+        client, work = pending.client, pending.work
         about = (pending.round, pending.load, pending.model)
-        arrays, points = checked_answer(arrival, asked, self.task, *about)
+        arrays, points = checked_answer(arrival, work, self.task, *about)
         if points == 0:
             return None
-        work, longer = asked.plain, 1.0
-        if isinstance(asked, Rounded):
-            longer = asked.rounding.stretch
-        if isinstance(work, Gradient | Embedded | DrawnGradient):
-            model = to_host(pending.model)
-            weight = float(self.task.held[client])
-            if isinstance(work, Gradient):
-                weight = points * work.weight_of(client)
-            elif isinstance(work, DrawnGradient):
-                weight = work.most_weight(client, points)
-            elif work.represents is not None:
-                weight = float(np.asarray(work.represents)[client])
-            self.bounds.check_gradient(arrays["gradient"], model, longer * weight)
-        elif isinstance(work, Parity | BlockParity):
-            weights = squared_weights(work.for_client(client), self.task.points[:, client])
-            self.bounds.check_parity(arrays, weights, self.asking.config.tolerance)
+        weight = work.most_weight(client, points, float(self.task.held[client]))
+        if weight is not None:
+            self.bounds.check_gradient(arrays["gradient"], to_host(pending.model), weight)
+        squares = work.for_client(client).squared_weights(self.task.points[:, client])
+        if squares is not None:
+            self.bounds.check_parity(arrays, squares, self.asking.config.tolerance)
         return Reply(client, pending.round, points, arrays, pending.model)
 
     def _kept(self, reply: Reply, work: Work) -> Reply:
