@@ -1,7 +1,7 @@
 """Plans that follow the clients: slow-downs from times, weights that keep gradients unbiased."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -258,20 +258,19 @@ class TestSimulated:
         (found,) = played(small(training=TRAINING, schemes=[scheme], fleet=fleet))
         return found
 
-    def test_balanced_takes_in_what_was_embedded_meanwhile(self) -> None:
-        """Loads grow once, after six rounds; where delays are right they never do."""
-        scheme = {"name": "balanced", "replan": 6}
-        found = self.played_on(scheme | {"excess": 0.05}, _slow())
-        right = self.played_on(scheme, {})
-        some = found.rounds[0].loads > 0  # who had nothing yet answers as soon as it has
-        loads = [record.loads[some] for record in found.rounds]
-        assert all((one == loads[0]).all() for one in loads[:6])
-        assert (loads[6] >= loads[0]).all()
-        assert loads[6].sum() > 1.1 * loads[0].sum()
-        assert all((one == loads[6]).all() for one in loads[6:12])
-        some = right.rounds[0].loads > 0
-        assert all((one.loads == right.rounds[0].loads)[some].all() for one in right.rounds)
-        assert found.rounds[-1].excess < found.rounds[5].excess
+    @pytest.mark.parametrize("fleet", [{}, _slow()])
+    def test_balanced_takes_in_what_was_embedded_meanwhile(self, fleet: dict[str, Any]) -> None:
+        """Loads at most double, once rounds bring little, until nearly all points are in."""
+        found = self.played_on({"name": "balanced"}, fleet)
+        loads = [record.loads for record in found.rounds]
+        changed = [k for k in range(1, len(loads)) if (loads[k] != loads[k - 1]).any()]
+        assert len(changed) > 1
+        assert all((after >= before).all() for before, after in pairwise(loads))
+        for k in changed:
+            before = np.maximum(loads[k - 1], 1)
+            assert (loads[k] <= 2 * before).all()
+        assert loads[-1].sum() > 0.8 * found.state.task.held.sum() > loads[0].sum()
+        assert found.rounds[-1].excess < 0.03 < found.rounds[changed[0] - 1].excess
 
     def test_balanced_does_not_end_with_too_few_points(self) -> None:
         """Its optimiser settles long before the hundredth round."""
@@ -356,7 +355,7 @@ class TestNewton:
 
     def test_a_set_up_goes_on_where_all_are_slower(self) -> None:
         scheme = {"name": "coded-newton", "rounds": 10}
-        fleet = _slow(clients=20)
+        fleet = _slow(clients=20, slower=4.0)
         foreseen, found, kept = (
             self.played_on(scheme | more, fleet | known)
             for more, known in (({}, {"foreseen": True}), ({}, {}), ({"extended": False}, {}))
@@ -366,8 +365,8 @@ class TestNewton:
         ]
         assert [len(one) for one in setups] == [1, 2, 1]
         right, first = setups[0][0].seconds, setups[2][0].seconds
-        assert setups[1][0].seconds == first == pytest.approx(right / 3, rel=0.25)
-        assert sum(one.seconds for one in setups[1]) == pytest.approx(right, rel=0.3)
+        assert setups[1][0].seconds == first == pytest.approx(right / 4, rel=0.25)
+        assert 0.5 * right < sum(one.seconds for one in setups[1]) < 1.1 * right  # of few answers
         points = [s.facts["embedded_points"] for s in (foreseen, found, kept)]
 
         assert points[0] > points[1] > 1.4 * points[2]

@@ -79,6 +79,14 @@ def test_a_minimal_experiment_learns_what_the_estimator_learns(run: Run, minimal
     assert score > 0.9
 
 
+@pytest.mark.parametrize("minimal", ["wine"], indirect=True)
+def test_a_target_is_no_finer_than_a_test_point(run: Run, minimal: Path) -> None:
+    """Of 36 points exact ridge regression has all right."""
+    row = simulated(run, minimal)["coded-newton"]
+    assert 34.9 < 36 * row["target"] < 35
+    assert row["total_hours"][0] is not None
+
+
 @pytest.mark.parametrize("kind", ["fourier", "structured", "identity"])
 @pytest.mark.parametrize("batches", [1, 5])
 @pytest.mark.parametrize("minimal", ["wine"], indirect=True)

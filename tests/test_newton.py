@@ -78,6 +78,23 @@ class TestScheme:
         exact = np.linalg.solve(x.T @ x + 0.75 * np.eye(6), x.T @ y)
         np.testing.assert_allclose(state.model, exact, atol=2e-5)
 
+    def test_old_answers_are_no_evidence(self) -> None:
+        """Slopes that are predicted from them fall by themselves."""
+        state, shards, scheme = newton_state()
+        model = state.model
+        state = scheme.receive(state, everyone(answer_of(0, 0, shards[0], model)))
+        late = scheme.receive(state, everyone(answer_of(1, 0, shards[1], model)))
+        fresh = scheme.receive(state, everyone(answer_of(1, 1, shards[1], state.model)))
+        assert late.estimate == np.inf > fresh.estimate
+
+    def test_more_points_are_wanted_once_the_same_have_shown_the_curvature(self) -> None:
+        state, shards, scheme = newton_state()
+        for round_, wanted in enumerate(([0, 0, 0], [60, 0, 0], [60, 45, 8])):
+            who = range(3)[: 3 if round_ else 1]
+            replies = [answer_of(j, round_, shards[j], state.model) for j in who]
+            state = replace(scheme.receive(state, everyone(*replies)), patience=1.5)
+            assert state.least_points.tolist() == wanted
+
     def test_a_client_that_is_never_heard_stays_its_parity(self) -> None:
         state, shards, scheme = newton_state(held=(40, 30))
         for round_ in range(150):
@@ -191,7 +208,7 @@ class TestRuns:
         late = 1 - np.mean([record.arrived for record in setting.rounds], axis=0)
         assert (late > 0.3).sum() >= 2  # of ten clients
         excess = excess_of(setting)
-        assert excess[-1] < 1e-3
+        assert excess[-1] < 2e-3
         assert excess[-1] < excess[0] / 50
 
     def test_prediction_is_reported_and_of_the_right_size(self) -> None:

@@ -27,6 +27,9 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel, DelayParameters
 from codedfedl.fleet.devices import Workload
 
+IN_TIME = 0.98
+"""Probability with which parity is there by the deadline: a class may depend on one client's."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -191,8 +194,9 @@ class BlockSetup:
     ) -> IntArray:
         """Return how many points each client can finish by the deadline, shape (n,).
 
-        It stops embedding when the time left just suffices to mix and, with probability 0.9, to
-        send. A client that cannot fill one row has 0. Deadlines of shape (k, 1) give a row each.
+        It stops embedding when the time left just suffices to mix and to send, with probability
+        `IN_TIME`. A client that cannot fill one row has 0. Deadlines of shape (k, 1) give a row
+        each.
         """
         sent = _sent(int(self.packets(held).max(initial=0)), fleet.erasure_up.tobytes())
         who = np.arange(len(fleet))
@@ -219,7 +223,7 @@ def most_points(done: Callable[[IntArray], Mask], held: npt.ArrayLike) -> IntArr
 
 @lru_cache(maxsize=8)
 def _sent(most: int, erasures: bytes) -> FloatArray:
-    """Return the number of transmissions until all packets arrive, with probability 0.9.
+    """Return the number of transmissions until all packets arrive, with that probability.
 
     Shape (most + 1, n): the row is the number of packets. A plan asks for it thousands of times.
     """
@@ -227,7 +231,7 @@ def _sent(most: int, erasures: bytes) -> FloatArray:
 
     delivered = 1 - np.frombuffer(erasures)
     packets = np.arange(1, most + 1)[:, None]
-    known = packets + nbinom.ppf(0.9, packets, delivered)
+    known = packets + nbinom.ppf(IN_TIME, packets, delivered)
     return np.concatenate([np.zeros((1, len(delivered))), known])
 
 

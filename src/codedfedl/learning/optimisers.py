@@ -105,6 +105,10 @@ class Optimiser(ABC):
         """Return whether more steps would gain nothing."""
         return False
 
+    def gains(self, memory: Any) -> tuple[float, float]:
+        """Return by how much the last step lowered the objective, and all steps; if it is known."""
+        return np.inf, 0.0
+
 
 @dataclass(frozen=True)
 class Chain(Optimiser):
@@ -210,7 +214,12 @@ class BlockKrylov(Optimiser):
 
     def settled(self, memory: Any) -> bool:
         """Return whether the last step lowered the objective by next to nothing."""
-        return memory is not None and memory.gain <= _MIN_GAIN_SHARE * memory.lowered
+        gain, lowered = self.gains(memory)
+        return gain <= _MIN_GAIN_SHARE * lowered
+
+    def gains(self, memory: Any) -> tuple[float, float]:
+        """Return both, over the points that the gradients are over."""
+        return (np.inf, 0.0) if memory is None else (memory.gain, memory.lowered)
 
     def step(self, asked: Array, gradient: Array, size: float, memory: Any) -> Step:
         """Minimise over the directions seen."""

@@ -139,8 +139,9 @@ def sampling_excess(
 ) -> float:
     """Return the relative excess when some points of each client stand for all of them.
 
-    It is the error above, on as many features, over the points squared. Losing all points of a
-    client or a class costs no more than their share.
+    The first two parts of the error above cost as much for each feature, over the points squared;
+    losing a client costs no more than its share. The third is of one direction a class: a class of
+    which a share δ is missing costs δ² of its share of the points.
 
     Parameters
     ----------
@@ -161,7 +162,7 @@ def sampling_excess(
     noise = held + counted * (counted / np.maximum(embedded, 1) - 2)
     noise = noise + shift * (mix**2).sum(1) * (counted - held) ** 2
     classes, short = counts.sum(0), counted @ mix - counts.sum(0)
-    lost = np.minimum(weight * short**2, classes / total).sum()
+    lost = (short**2 / np.maximum(classes, 1.0)).sum() / total
     return float(np.minimum(weight * noise, share).sum() + lost)
 
 

@@ -257,7 +257,7 @@ class TrainingConfig(Section):
         λ of the objective, for each point; by default 1e-4, and for a table 1 / points.
     target
         Accuracy, or R² of a regression, to which hours are counted; by default 99% of the way from
-        chance to exact ridge regression.
+        chance to exact ridge regression, or one test point less than that.
     hours
         Hours on the virtual clock, with the set-up, after which a simulation stops.
     objective

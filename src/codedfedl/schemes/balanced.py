@@ -7,11 +7,11 @@ so that loads follow the actual speed. The first round is at β = 0, where a gra
 features for each class and takes a fraction of the work; how far these sums differ between clients
 says how far a client's points stand for its own or for its class (`planning.strata`).
 
-Clients that are slower than planned have too few points, and the answers are about these forever.
-So every so many rounds, and before training ends, where the points are too few for the planned
-excess, everybody takes in points that it has embedded by then while it waited for others: as many
-as a set-up planned now would give it, but no more than as many again, since rounds grow with the
-loads. The optimiser starts anew from the model that it has.
+Then loads grow: everybody takes in points that it has embedded by then while it waited for others,
+but no more than as many again, since rounds grow with the loads. They do once another step brings
+less than 3% of all that steps have brought, until nearly all points are in. And they do
+every so many rounds where clients are slower than planned, and have too few points. The optimiser
+starts anew from the model that it has.
 """
 
 from dataclasses import dataclass, replace
@@ -35,6 +35,8 @@ __all__ = ["Balanced", "BalancedState"]
 
 _FAR_OFF = 1.2  # times the planned excess: with α = 2, luck alone brings more in one run of 100
 _GROWTH = 2.0  # times the loads, at most: rounds grow with them
+_LITTLE = 0.03  # of what all steps have brought: then more points bring more
+_NEARLY_ALL = 0.01  # excess by sampling: then more points bring nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +53,15 @@ class BalancedState(EmbeddedState):
         Points up to which loads grow in the next round; None: not at all.
     smaller : array of shape (n,), optional
         Loads before they grew the last time.
+    lowered : float
+        By how much the optimiser lowered the objective from the start, over its first points.
     """
 
     by_class: ByClass | None = None
     represents: FloatArray | None = None
     grown: IntArray | None = None
     smaller: IntArray | None = None
+    lowered: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Balanced(EmbeddedLoads):
         ``block-cg``, ``nesterov`` or ``gd``.
     replan
         Rounds after which loads that are too small for a planned set-up's excess grow; 0 keeps
-        them.
+        loads as they are.
     """
 
     optimiser: str = "block-cg"
@@ -113,7 +118,7 @@ class Balanced(EmbeddedLoads):
         state = replace(state, by_class=by_class)
         if state.seconds_a_point is None:
             return state
-        planned = self._planned(state, state.seconds_a_point)
+        planned = self._planned(state, state.seconds_a_point, self.excess)
         left = max(planned - float(ahead(inbox).max()), planned / 2)
         return replace(state, setup_deadline=left)
 
@@ -132,9 +137,14 @@ class Balanced(EmbeddedLoads):
         seen = inbox.timings
         if not self.replan or state.seconds_a_point is None or seen is None:
             return state
-        if state.round % self.replan and not state.finished:
+        gain, lowered = state.optimiser.gains(state.memory)
+        state = replace(state, lowered=max(state.lowered, lowered))
+        wanted = _FAR_OFF * self.excess
+        if gain <= _LITTLE * state.lowered:
+            wanted = min(wanted, _NEARLY_ALL)
+        elif state.round % self.replan and not state.finished:
             return state
-        return self._grown(state, np.where(seen.answered, seen.loads, 0))
+        return self._grown(state, np.where(seen.answered, seen.loads, 0), wanted)
 
     def _first_step(self, state: BalancedState, inbox: Inbox) -> BalancedState:
         """Weight clients by how far their class sums agree, and take a step along the sums."""
@@ -143,25 +153,26 @@ class Balanced(EmbeddedLoads):
         state = replace(state, by_class=by_class, represents=represents)
         return state.descended(total, state.held)
 
-    def _planned(self, state: BalancedState, seconds: FloatArray) -> float:
+    @staticmethod
+    def _planned(state: BalancedState, seconds: FloatArray, excess: float) -> float:
         """Return how long the set-up of clients takes that embed a point in some seconds."""
         held, features, classes = state.task.held, state.task.workload.features, state.by_class
         given = (None, 0.0) if classes is None else (classes.counts, classes.shift)
-        return plan_embedding(seconds, held, features, self.excess, *given)
+        return plan_embedding(seconds, held, features, excess, *given)
 
-    def _grown(self, state: BalancedState, points: IntArray) -> BalancedState:
+    def _grown(self, state: BalancedState, points: IntArray, wanted: float) -> BalancedState:
         """Let loads grow that are too small, unless the last time brought nothing."""
         held, features = state.task.held, state.task.workload.features
         if state.by_class is None:
             excess = sampling_excess(held.astype(float), points, features)
         else:
             excess = state.by_class.excess(points, features)
-        if excess <= _FAR_OFF * self.excess:
+        if excess <= wanted:
             return state
         if state.smaller is not None and (points == state.smaller).all():
             return state
         embedded = np.maximum(points, 1)
-        seconds = self._planned(state, state.setup_deadline / embedded)
+        seconds = self._planned(state, state.setup_deadline / embedded, wanted)
         factor = min(max(seconds / state.setup_deadline, 1.0), _GROWTH)
         grown = np.minimum(np.ceil(factor * embedded).astype(np.int64), held)
         state = replace(state, grown=grown, smaller=points, question=None, memory=None)

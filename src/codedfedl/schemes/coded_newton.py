@@ -267,9 +267,12 @@ class CodedNewton(Scheme):
             state = started(with_extension(state))
             return self._followed(state, None)
         if isinstance(state, SummedState):
+            answered = np.flatnonzero(inbox.arrived)
             state = with_sum(state, inbox, damped=self.damped)
         else:
             answers = [reply for reply in inbox.replies if reply.round != SETUP]
+            current = [reply.client for reply in answers if reply.round == state.round]
+            answered = np.array(current, dtype=np.int64)
             state = anchored(state, answers, damped=self.damped)
             if state.by_class and state.embedded_points.sum() > _GROWTH * state.weighted_points:
                 state = self._decomposed(state, state.blocks)
@@ -277,7 +280,8 @@ class CodedNewton(Scheme):
         state = state.with_model(double(state.model) - step)
         spent = state.spent + state.round_deadline
         state = self._followed(replace(state, round=state.round + 1, spent=spent), inbox.timings)
-        return state.judged(decrement)
+        held = state.task.held
+        return state.judged(decrement, float(held[answered].sum() / held.sum()))
 
     def describe(self, state: PlannedNewton) -> Description:
         """Return the plan, updated once parity has arrived, with the facts about both."""

@@ -49,6 +49,8 @@ class NewtonState(PlannedNewton):
         The model and the points of each client's last answer.
     gradients
         The last answers themselves, without the weights.
+    checked
+        Clients whose last two answers are over the same points: how much they curve is known.
     start_ridge : float
         λ_start·m beyond the objective's ridge, for which the start is the minimum of parity's loss.
     start_loss : float
@@ -76,6 +78,7 @@ class NewtonState(PlannedNewton):
     raised: Mapping[int, float] = field(default_factory=dict)
     anchors: Mapping[int, Anchor] = field(default_factory=dict)
     gradients: Mapping[int, FloatArray] = field(default_factory=dict)
+    checked: frozenset[int] = frozenset()
     start_ridge: float = 0.0
     start_loss: float = np.nan
     start_excess: float = np.nan
@@ -139,9 +142,12 @@ class NewtonState(PlannedNewton):
 
     @property
     def least_points(self) -> IntArray:
-        """Points that clients embed before they answer, shape (n,): the same bring little anew."""
+        """Points that clients embed before they answer: after a check, the same bring little."""
         least = np.zeros(self.task.clients, dtype=np.int64) if self.least is None else self.least
-        more = GROWTH_OF_EMBEDDED * self.answered_points if self.patience > 1 else 0
+        more = np.zeros(self.task.clients)
+        if self.patience > 1:
+            checked = list(self.checked)
+            more[checked] = GROWTH_OF_EMBEDDED * self.answered_points[checked]
         return np.maximum(least, np.ceil(more).astype(np.int64))
 
     @property
@@ -163,13 +169,14 @@ class NewtonState(PlannedNewton):
         """Whether the answers say that the wanted excess is reached."""
         return self.estimate <= self.plan.wanted
 
-    def judged(self, decrement: float) -> "NewtonState":
+    def judged(self, decrement: float, fresh: float = 1.0) -> "NewtonState":
         """Return the state with an estimate of its excess.
 
         Where more steps would bring less than more points, rounds become longer.
 
         A client that has answered represents its points by those of its last answer, at the cost of
-        sampling; one that has not is as good as the start. The decrement gives the rest.
+        sampling; one that has not is as good as the start. The decrement gives the rest, as far as
+        answers are to the last model, over a share `fresh` of all points: others say nothing.
         """
         heard, ridge, sampling = list(self.anchors), total_ridge(self), 0.0
         points = np.array([self.anchors[j].points for j in heard], dtype=np.int64)
@@ -187,7 +194,8 @@ class NewtonState(PlannedNewton):
         waits = gained < missed and self.by_class is not None and not self.federated
         waits = waits and settings.rounds is None and settings.deadline is None
         patience = self.patience * (_MORE_PATIENCE if waits else 1.0)
-        return replace(self, estimate=missed + gained, patience=patience)
+        estimate = missed + gained / fresh if fresh else np.inf
+        return replace(self, estimate=estimate, patience=patience)
 
     @property
     def parity_ridge(self) -> float:

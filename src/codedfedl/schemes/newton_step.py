@@ -97,6 +97,7 @@ def anchored(state: NewtonState, replies: Iterable[Reply], *, damped: bool) -> N
     replies = list(replies)
     state = state.with_newcomers({reply.client: reply.points for reply in replies})
     anchors, gradients, raised = {}, dict(state.gradients), dict(state.raised)
+    checked = set(state.checked)
     models = {reply.round: reply.model for reply in replies}
     now_at = {round: Anchor(double(model), 0, round) for round, model in models.items()}
     state = state.with_models(now_at.values())
@@ -110,7 +111,9 @@ def anchored(state: NewtonState, replies: Iterable[Reply], *, damped: bool) -> N
             )
         now = replace(now_at[reply.round], points=reply.points)
         before = state.anchors.get(j)
+        checked.discard(j)
         if damped and before is not None and before.points == now.points:
+            checked.add(j)
             moved, damping = now.model - before.model, client_damping(state, j)
             true = state.weights[j] * (moved * (double(gradient) - gradients[j])).sum(0)
             along = state.in_basis[now.round] - state.in_basis[before.round]
@@ -119,7 +122,8 @@ def anchored(state: NewtonState, replies: Iterable[Reply], *, damped: bool) -> N
             if needed > damping:
                 raised[j] = needed
         anchors[j], gradients[j] = now, gradient
-    return replace(state.with_anchors(anchors), gradients=gradients, raised=raised)
+    state = replace(state, checked=frozenset(checked), raised=raised)
+    return replace(state.with_anchors(anchors), gradients=gradients)
 
 
 def newton_step(state: NewtonState) -> tuple[FloatArray, float]:
