@@ -104,7 +104,11 @@ def test_it_loads_fits_and_can_be_read(
 
 
 @pytest.mark.parametrize(
-    "page_name", ["index", "tutorials/plan", "reference/commands", "reference/api-estimators"]
+    "page_name",
+    [
+        *("index", "tutorials/plan", "howto/deploy", "explanation/privacy", "results/comparison"),
+        *("reference/commands", "reference/schemes", "reference/api-estimators"),
+    ],
 )
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_the_docs_need_nobody_else(browser: Browser, page_name: str, size: ViewportSize) -> None:
