@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from codedfedl import InputError, load_model
-from codedfedl.learning.features import Identity
+from codedfedl.learning.features import Identity, Tangent
 from codedfedl.learning.torch_network import TorchNetwork
 from codedfedl.models import Model, save_model
+from codedfedl.models.onnx import export_onnx
 from tests.conftest import Run
 
 pytestmark = pytest.mark.extras
@@ -136,6 +137,30 @@ def test_onnx_gives_the_same_scores(module: str, tmp_path: Path, run: Run) -> No
     scores, label = session.run(None, {"inputs": POINTS.astype(np.float32)})
     np.testing.assert_allclose(scores, model.scores(POINTS), atol=1e-5)
     np.testing.assert_array_equal(model.classes[label], model.predict(POINTS))  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("module", "settings"),
+    [
+        ("mlp", {"n_components": 100}),
+        ("mlp", {"parts": "last"}),
+        ("cnn", {"n_components": 10**6}),
+        ("cnn", {"n_components": 500, "parts": 3}),
+    ],
+)
+def test_a_linearised_network_has_an_onnx_form(
+    module: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its gradient by its parameters is a graph too, and the sketch of it."""
+    runtime, rng = pytest.importorskip("onnxruntime"), np.random.default_rng(0)
+    network = TorchNetwork(module, 64, 3)
+    features = Tangent(network, network.start(rng), **settings)
+    weights = rng.standard_normal((features.size(64), 3))
+    model = Model(features, weights, 64, classes=np.array(["a", "b", "c"]))
+    export_onnx(model, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    scores, _ = session.run(None, {"inputs": POINTS.astype(np.float32)})
+    np.testing.assert_allclose(scores, model.scores(POINTS), atol=1e-4)
 
 
 def test_layers_without_an_onnx_form_are_refused(tmp_path: Path, run: Run) -> None:

@@ -235,6 +235,14 @@ class TestWithPyTorch:
         assert resumed[-1].record.metric == whole[-1].record.metric
         assert len(resumed) == len(whole)
 
+    def test_a_model_that_no_node_would_take_ends_the_run(self, tmp_path: Path) -> None:
+        experiment = network("mlp", {"name": "paced"}, 6)
+        longer = changed(experiment.model_dump(), {"training.step": 1e30}, "a test")
+        with pytest.raises(
+            InputError, match=r"after round 1 the model .* such as 1e\+29 for train"
+        ):
+            played(tmp_path, longer)
+
     def test_a_client_that_sends_nonsense_does_not_count(self, tmp_path: Path) -> None:
         def change(client: int, kind: str, answer: Any) -> Any:
             facts, arrays = answer

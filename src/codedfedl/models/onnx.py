@@ -17,11 +17,13 @@ from codedfedl.learning.features import (
     RandomFourier,
     Semilinear,
     Structured,
+    Tangent,
 )
 from codedfedl.learning.modules import import_torch
 from codedfedl.learning.torch_network import TorchNetwork
 from codedfedl.models.model import Model
 from codedfedl.models.onnx_graph import ML, Graph, prepared
+from codedfedl.models.onnx_tangent import Passed, tangent_slopes
 
 _OPSET = 13  # of 2020, which every runtime of today knows
 _IR = 8
@@ -60,7 +62,7 @@ def export_onnx(model: Model, path: str | Path) -> None:
     scale = np.ones(width) if model.scale is None else model.scale
     offset = np.zeros(width) if model.offset is None else model.offset
     if isinstance(model.learner, TorchNetwork):
-        network = _network_scores(graph, features, model.learner, weights)
+        _, network = _through(graph, features, model.learner, weights)
         product = graph.apply("Mul", network, graph.constant(scale))
     else:
         product = graph.apply("MatMul", features, graph.constant(weights * scale))
@@ -118,6 +120,9 @@ def _features(graph: Graph, points: str, model: Model) -> str:
         )
     if isinstance(features, RandomFourier | Structured):
         return _fourier(graph, points, features, model)
+    if isinstance(features, Tangent):
+        passed, output = _through(graph, points, features.learner, features.model)
+        return _normalised(graph, tangent_slopes(graph, passed, output, features))
     if isinstance(features, Patches):
         return _patches(graph, points, features, model.inputs)
     raise InputError(f"the feature map {type(features).__name__} has no ONNX form: use another")
@@ -155,8 +160,8 @@ def _patches(graph: Graph, points: str, features: Patches, inputs: int) -> str:
     return graph.apply("Reshape", pooled, flat)
 
 
-def _network_scores(graph: Graph, points: str, network: TorchNetwork, weights: Array) -> str:
-    """Add the layers of a network with these parameters; return the name of its outputs."""
+def _through(graph: Graph, points: str, network: Any, weights: Array) -> tuple[list[Passed], str]:
+    """Add the layers of a network with these parameters; return them, and the outputs' name."""
     layers = network.layers
     if layers is None:
         raise InputError(
@@ -165,14 +170,15 @@ def _network_scores(graph: Graph, points: str, network: TorchNetwork, weights: A
         )
     torch = import_torch()
     remaining = iter(network.split(weights.astype(np.float32)))
-    probe, value = torch.zeros(1, network.inputs), points
+    probe, value, passed = torch.zeros(1, network.inputs), points, []
     for layer in layers:
         parts = [next(remaining) for _ in layer.parameters()]
+        passed.append(Passed(layer, parts, value, [-1, *probe.shape[1:]]))
         with torch.no_grad():
             probe = layer(probe)
         add: Callable[..., str] = _LAYERS.get(type(layer).__name__, _refused)
         value = add(graph, value, layer, parts, [-1, *probe.shape[1:]])
-    return value
+    return passed, value
 
 
 def _refused(graph: Graph, value: str, layer: Any, parts: list[Array], shape: list[int]) -> str:

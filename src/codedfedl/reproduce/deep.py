@@ -124,23 +124,20 @@ def _schemes(experiment: Experiment) -> list[str]:
 def _run(
     job: Reproduction, wanted: Mapping[_Case, Mapping[str, Experiment]]
 ) -> dict[_Case, list[list[Curve]]]:
-    """Run the schemes of some experiments; return the curves of each setting."""
-    parts = {
-        (case, name): experiment.model_copy(
-            update={"schemes": [s for s in experiment.schemes if s.plain_name == name]}
-        )
-        for case, experiments in wanted.items()
-        for name, experiment in experiments.items()
-    }
-    folders = {key: "deep-{1}-{0}-{2}".format(*key[0], key[1]) for key in parts}
-    done = job.run({folders[key]: experiment for key, experiment in parts.items()})
+    """Run the schemes of some experiments, every setting by itself; return its curves."""
+    parts: dict[_Case, dict[str, Experiment]] = {}
+    for (fleet, dataset), experiments in wanted.items():
+        parts[fleet, dataset] = {
+            f"deep-{dataset}-{fleet}-{name}" + (f"-{k}" if k else ""): experiment.model_copy(
+                update={"schemes": [scheme]}
+            )
+            for name, experiment in experiments.items()
+            for k, scheme in enumerate(s for s in experiment.schemes if s.plain_name == name)
+        }
+    done = job.run({folder: part for known in parts.values() for folder, part in known.items()})
     return {
-        case: [
-            seeds
-            for name in experiments
-            for seeds in _by_setting(curves(done[folders[case, name]]))
-        ]
-        for case, experiments in wanted.items()
+        case: [seeds for folder in known for seeds in _by_setting(curves(done[folder]))]
+        for case, known in parts.items()
     }
 
 

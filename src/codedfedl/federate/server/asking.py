@@ -16,7 +16,7 @@ from codedfedl.core.record import ARRIVED, DROPPED, LATE, NOT_ASKED, REFUSED, Re
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
-from codedfedl.federate.server.checks import RefusedError, answer_bytes
+from codedfedl.federate.server.checks import RefusedError, answer_bytes, check_sent
 from codedfedl.federate.transport import Arrays, Arrival, Say, Transport
 from codedfedl.fitting.drift import Timings
 from codedfedl.runs.exchange import Exchange
@@ -253,7 +253,9 @@ class Asking:
         }
         arrays: Arrays = {}
         if ask.work.needs_model:
-            arrays["model"] = np.asarray(to_host(model), dtype=np.float32)
+            with np.errstate(over="ignore"):  # what became too large is refused
+                arrays["model"] = np.asarray(to_host(model), dtype=np.float32)
+            check_sent(arrays["model"], self.task, tally.round)
         life = LIFE_IN_DEADLINES * tally.deadline if ask.keep_late else tally.deadline
         largest = answer_bytes(ask.work, self.task)
         at_once = max(1, int(self.config.in_flight * 1e6 / largest)) if ask.work.once else None

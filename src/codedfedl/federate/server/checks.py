@@ -12,6 +12,7 @@ from codedfedl.arrays import Array
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
+from codedfedl.federate.node.schema import MAX_NUMBER
 from codedfedl.federate.transport import Arrays, Arrival, printable
 
 _ROUNDING = 1e-4  # of float32 sums, relative
@@ -81,6 +82,16 @@ class NormBounds:
                 raise RefusedError(f"{name} of parity is longer than the client's points allow")
             if kind == "targets" and not length >= limits[kind] * expected / spread**2:
                 raise RefusedError(f"{name} of parity is shorter than the client's points allow")
+
+
+def check_sent(model: npt.NDArray[np.float32], task: Task, round_: int) -> None:
+    """End a run whose model no node would take."""
+    if not (np.abs(model) <= MAX_NUMBER).all():
+        raise InputError(
+            f"after round {round_} the model has numbers beyond {MAX_NUMBER:g}, or not finite: "
+            "start again with another --out and a shorter step, such as "
+            f"{0.1 * task.schedule.step:g} for training.step, or the scheme's own"
+        )
 
 
 def answer_bytes(work: Work, task: Task) -> int:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import array_namespace
 
-from codedfedl.arrays import Array, FloatArray, asarray_like
+from codedfedl.arrays import Array, FloatArray, IntArray, asarray_like
 from codedfedl.errors import InputError
 from codedfedl.learning.features.base import drawn_like, floating
 from codedfedl.learning.learner import Learner
@@ -104,7 +104,7 @@ class Tangent:
     def sketched(self) -> int:
         """Parameters before the last layer by which the gradient is taken."""
         last = self.copied * self.learner.outputs
-        return sum(self.learner.tensor_sizes[self._skip :]) - last
+        return sum(self.learner.tensor_sizes[self.skipped :]) - last
 
     @property
     def sent_numbers(self) -> int:
@@ -155,13 +155,13 @@ class Tangent:
             return xp.zeros((0, self.size(self.inputs)), dtype=points.dtype)
         slopes = self._gradients(points)
         count = self.sketched
-        parts = [slopes[:, :count] * drawn_like(self._signs, points)]
-        if self.size(self.inputs) < self.copied + count:
+        parts = [slopes[:, :count] * drawn_like(self.signs, points)]
+        if self.has_buckets:
             parts = [self._in_buckets(parts[0])]
         if self.hidden:
             row = slopes[:, count : count + self.hidden]  # of a ⊗ h
             ones = xp.ones_like(row[:, : self.copied - self.hidden])
-            parts = [row / float(self._combination[0]), ones, *parts]
+            parts = [row / float(self.combination[0]), ones, *parts]
         features = xp.concat(parts, axis=1)
         lengths = xp.sqrt(xp.sum(features * features, axis=1, keepdims=True))
         return features / xp.where(lengths > 0, lengths, xp.ones_like(lengths))
@@ -169,7 +169,7 @@ class Tangent:
     def _in_buckets(self, slopes: Array) -> Array:
         """Add every column to one feature: each has as many, give or take one."""
         buckets = self.size(self.inputs) - self.copied
-        order = stream(self.seed, "tangent", 1).permutation(self.sketched)
+        order = self.bucket_order
         xp, total = array_namespace(slopes), 0.0
         for first in range(0, len(order), buckets):
             columns = order[first : first + buckets]
@@ -180,10 +180,20 @@ class Tangent:
             total = total + chosen
         return total
 
+    @property
+    def has_buckets(self) -> bool:
+        """Whether features are sums of several numbers of the gradient."""
+        return self.size(self.inputs) < self.copied + self.sketched
+
+    @property
+    def bucket_order(self) -> IntArray:
+        """The gradient's numbers, as they are dealt to one feature after the other, in turn."""
+        return stream(self.seed, "tangent", 1).permutation(self.sketched)
+
     def _gradients(self, points: Array) -> Array:
         network: Any = self.learner
-        model, direction = asarray_like(self.model, points), drawn_like(self._combination, points)
-        return network.point_gradients(model, points, direction, self._skip)
+        model, direction = asarray_like(self.model, points), drawn_like(self.combination, points)
+        return network.point_gradients(model, points, direction, self.skipped)
 
     @cached_property
     def _gradient_macs(self) -> int:
@@ -194,7 +204,7 @@ class Tangent:
         return int(count_macs(network.module, lambda: self._gradients(point)))
 
     @property
-    def _skip(self) -> int:
+    def skipped(self) -> int:
         """How many of the network's first tensors are left as they are."""
         sizes = self.learner.tensor_sizes
         last = 1 + (self.copied > self.hidden)
@@ -226,11 +236,12 @@ class Tangent:
         return bool(np.abs(zero).max() <= slack and np.allclose(twice, 2 * once, atol=10 * slack))
 
     @cached_property
-    def _combination(self) -> FloatArray:
+    def combination(self) -> FloatArray:
         """Signs over √c, so that ‖a‖ = 1."""
         width = self.learner.outputs
         return np.asarray(stream(self.seed, "tangent").choice([-1.0, 1.0], width) / width**0.5)
 
     @cached_property
-    def _signs(self) -> FloatArray:
+    def signs(self) -> FloatArray:
+        """Of the numbers that are sketched."""
         return np.asarray(stream(self.seed, "tangent", 2).choice([-1.0, 1.0], self.sketched))
