@@ -30,8 +30,8 @@ def tangent_slopes(graph: Graph, passed: Sequence[Passed], output: str, features
         last = passed[-1]
         if type(last.layer).__name__ != "Linear":
             raise InputError("tangent features have an ONNX form where a Linear layer is the last")
-        one = _moved(graph, graph.apply("ReduceL2", last.value, axes=[1], keepdims=1), 0.0, 1.0)
-        parts = [last.value, one][: 1 + features.copied - features.hidden]
+        bias = _moved(graph, graph.apply("ReduceL2", last.value, axes=[1], keepdims=1), 0.0, 1.0)
+        parts = [last.value, bias][: 1 + features.copied - features.hidden]
         left -= len(last.parts)
     slopes: list[str] = []
     back = _moved(graph, output, 0.0, features.combination[None])
