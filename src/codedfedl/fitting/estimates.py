@@ -161,7 +161,7 @@ def _slope(load: FloatArray, seconds: FloatArray) -> FloatArray:
         gap = seconds - slope[..., None] * load
         lowest = np.argmin(gap, axis=-1)
         gained = pick[0] - slope * load[left] - gap.min(-1)
-        better = gained > 1e-12 * np.abs(pick[0])
+        better = gained > 1e-12 * np.abs(seconds).max(-1)
         if not better.any():
             return slope
         on_the_left = load[lowest] <= middle
