@@ -304,10 +304,13 @@ class TestSimulate:
         out = tmp_path / "run"
         run("simulate", toml, "--out", out)
         before = {path: path.read_bytes() for path in out.rglob("*.*") if path.is_file()}
-        change = ("--set", "training.epochs=6")
+        change = ("--set", "training.epochs=6", "--set", 'schemes=[{name="coded",redundancy=0.3}]')
         code, _, err = run("simulate", toml, "--out", out, "--resume", *change)
         assert code == 2
-        assert "holds a run with training" in err
+        assert "holds a run with training.epochs" in err
+        assert "not 6; schemes" in err
+        (tmp_path / "empty").touch()
+        assert "is a file, not a folder" in run("simulate", toml, "--out", tmp_path / "empty")[2]
         after = {path: path.read_bytes() for path in out.rglob("*.*") if path.is_file()}
         assert after == before
 

@@ -488,19 +488,39 @@ class TestTraces:
     @pytest.mark.parametrize(
         ("column", "value", "message"),
         [
-            ("load", [10, 0], "row 2: load is 0: must be finite and above 0"),
-            ("load", [10, np.nan], "row 2: load is empty"),
-            ("total", [0, 9], "row 1: total is 0: must be above 0; write inf or nothing"),
-            ("total", [9, -2], "row 2: total is -2"),
-            ("compute", [1, 0], "row 2: compute is 0"),
-            ("down", [-1, 1], "row 1: down is -1: must be finite and at least 0"),
-            ("up", [np.inf, 1], "row 1: up is inf"),
-            ("retries_up", [0.5, 1], "row 1: retries_up is 0.5: must be a whole number from 0"),
-            ("retries_down", [0, -1], "row 2: retries_down is -1"),
-            ("waited", [5, 0], "row 2: waited is 0"),
-            ("down", [1, 50], "row 2: total is below the sum of down, compute and up"),
-            ("total", [9, np.inf], "row 2: total is inf beside other times"),
-            ("total", [9, np.nan], "row 2: total is empty: give it, or all of"),
+            ("load", [10, 0], "row 1 .*: load is 0: must be finite and above 0"),
+            ("load", [10, np.nan], "row 1 .*: load is empty"),
+            (
+                "total",
+                [0, 9],
+                "row 0 .*: total is 0: must be above 0; write inf or nothing",
+            ),
+            ("total", [9, -2], "row 1 .*: total is -2"),
+            ("compute", [1, 0], "row 1 .*: compute is 0"),
+            (
+                "down",
+                [-1, 1],
+                "row 0 .*: down is -1: must be finite and at least 0",
+            ),
+            ("up", [np.inf, 1], "row 0 .*: up is inf"),
+            (
+                "retries_up",
+                [0.5, 1],
+                "row 0 .*: retries_up is 0.5: must be a whole number from 0",
+            ),
+            ("retries_down", [0, -1], "row 1 .*: retries_down is -1"),
+            ("waited", [5, 0], "row 1 .*: waited is 0"),
+            (
+                "down",
+                [1, 50],
+                "row 1 .*: total is below the sum of down, compute and up",
+            ),
+            ("total", [9, np.inf], "row 1 .*: total is inf beside other times"),
+            (
+                "total",
+                [9, np.nan],
+                "row 1 .*: total is empty: give it, or all of",
+            ),
             ("total", None, "there is no 'total': give it, or all of 'down', 'compute' and 'up'"),
             ("load", [10, 20, 30], r"load has shape \(3,\) where there are 2 measurements"),
             ("load", ["few", "many"], "load is not numeric"),
@@ -532,6 +552,21 @@ class TestTraces:
         assert message in err
         assert err.count("\n") == 1
         assert not (tmp_path / "fleet.csv").exists()
+
+
+def test_points_are_kept_and_other_columns_ignored(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "times.csv"
+    rows = [f"a,{load},{load / 10 + k},70,full\n" for k, load in enumerate((10, 20, 10, 20))]
+    path.write_text("client,load,total,points,battery\n" + "".join(rows))
+    assert fit(read_traces(path)).fleet.points.tolist() == [70]
+    assert "the column 'battery' is ignored" in caplog.text
+    assert fit(read_traces(path), points=9).fleet.points.tolist() == [9]
+    path.write_text("client,load,total,points\n\na,10,3,70\na,10,3,80\n")
+    assert "points of client a are 70 and 80" in run("fit", path)[2]
+    path.write_text("client,load,total\n\na,10,3\na,-1,3\n")
+    assert "line 4: load is -1" in run("fit", path)[2]
 
 
 class TestCommand:

@@ -214,14 +214,33 @@ class TestSchemes:
         table = pyarrow.parquet.read_table(directory.path / "rounds.parquet")
         assert table["metric"].to_pylist()[-1] > 0.7
 
-    @pytest.mark.parametrize("name", ["uncoded", "one-shot", "fedavg", "greedy"])
-    def test_waiting_for_the_absent_is_refused(self, name: str) -> None:
-        run = simulation(small())
-        fleet = run.settings[0].timeline.clock.fleet
+    @pytest.mark.parametrize("name", ["uncoded", "balanced", "fedavg", "greedy", "anytime"])
+    def test_who_waits_for_all_waits_for_the_absent_up_to_a_limit(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        fleet = simulation(small()).settings[0].timeline.clock.fleet
         columns = ("points", "rate", "alpha", "packet_time", "erasure")
-        absent = Fleet(**{c: getattr(fleet, c) for c in columns}, availability=0.9)
-        with pytest.raises(InputError, match=f"{name} .*availability is below 1"):
-            make_scheme(name, {}).check(absent)
+        path = tmp_path / "fleet.csv"
+        Fleet(**{c: getattr(fleet, c) for c in columns}, availability=0.7).write(path)
+        absent = simulation(
+            small(
+                fleet={"name": str(path)},
+                schemes=[{"name": name}],
+                training={"epochs": 60, "patience": 3.0},
+            )
+        )
+        for _ in absent.run():
+            pass
+        rounds = absent.settings[0].rounds
+        dropped = [record for record in rounds if record.counts()["dropped"]]
+        assert len(dropped) > 10  # of 60 rounds of 8 clients
+        limits = np.array([record.deadline for record in rounds])
+        assert np.isfinite(limits).all()
+        seconds = np.array([record.seconds for record in rounds])
+        waited = [record.seconds == record.deadline for record in dropped]
+        assert name == "greedy" or all(waited)  # it has enough answers before
+        assert (seconds <= limits).all()
+        assert rounds[-1].metric > 0.8
 
     @pytest.mark.parametrize(
         ("name", "options", "message"),

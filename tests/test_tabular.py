@@ -327,6 +327,10 @@ class TestNew:
     [
         ("[fleet]\nseeds = [0]\n", "seeds is a top-level key: move it above the first table"),
         ("epochs = 3\n", "epochs belongs to a table: write training.epochs"),
+        ('[fleet]\nclient = "a"\n', "client belongs to another table: write data.client"),
+        ("[training]\nredundancy = 0.1\n", "redundancy is a setting of schemes: write it in"),
+        ('[[schemes]]\nname = "coded"\ntarget = 0.9\n', "write training.target"),
+        ('[schemes]\nname = "coded"\n', r"write \[\[schemes\]\] above each"),
     ],
 )
 def test_a_key_in_the_wrong_table(tmp_path: Path, text: str, message: str) -> None:

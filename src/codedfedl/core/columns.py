@@ -54,9 +54,10 @@ POOLED = {
 
 RUN_FACTS = (
     *("sigma", "step", "diverged", "chance", "test_points", "exact_metric", "explained"),
+    "limit_s",
     *POOLED,
 )
-"""What the runtime adds to a scheme's facts."""
+"""What the runtime adds to a scheme's facts; `limit_s` is how long a baseline waits for all."""
 
 CLIENT_COLUMNS = (
     "rate",

@@ -215,8 +215,6 @@ class Info:
         What reports call it as a baseline of gains; empty if it is none.
     quadratic
         Whether it needs the loss of a linear model, such as for parity: others are refused.
-    waits
-        Where it waits without a deadline: what it waits for, in the words of an error.
     only_simulated
         Why no federation can run it, in the words of an error; empty if one can.
     in_blocks
@@ -234,7 +232,6 @@ class Info:
     featured: bool = False
     baseline: str = ""
     quadratic: bool = False
-    waits: str = ""
     only_simulated: str = ""
     in_blocks: bool = False
 
@@ -304,15 +301,13 @@ class Scheme(ABC):
         Parameters
         ----------
         fleet
-            Of a simulation: refused if waiting for its clients might never end.
+            Of a simulation.
         limits
             Of a real federation, which limits every wait: refused if they do not suffice.
         """
-        name, waits, reason = self.info.name, self.info.waits, self.info.only_simulated
+        name, reason = self.info.name, self.info.only_simulated
         if reason and limits is not None:
             raise InputError(f"{name} {reason}: simulate it")
-        if waits and fleet is not None and (fleet.availability < 1).any():
-            raise InputError(f"{name} {waits}, and some clients' availability is below 1")
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None

@@ -77,6 +77,25 @@ class Until:
         return False
 
 
+@dataclass(frozen=True)
+class Limited:
+    """As another wait, but up to a deadline: where clients may be absent, and nobody knows who.
+
+    Attributes
+    ----------
+    asked
+        Clients whose answers to this ask are expected.
+    """
+
+    wait: Wait
+    deadline: float
+    asked: int
+
+    def enough(self, fresh: int, late: int, expected: int) -> bool:
+        """Return whether the other wait has enough, as if everyone asked would answer."""
+        return self.wait.enough(fresh, late, self.asked)
+
+
 def arrivals(wait: Wait, seconds: FloatArray, fresh: Mask) -> tuple[Mask, float]:
     """Say whose answer counts as arrived, and how long the server waits.
 

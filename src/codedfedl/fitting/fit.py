@@ -117,7 +117,8 @@ def fit(
     ----------
     points
         Points per round of each client: one number for all, one for each in the order in which
-        they first appear, or one for each name. The largest load measured by default.
+        they first appear, or one for each name. By default what the traces say, or the largest load
+        measured.
     seed
         Of the bootstrap.
 
@@ -131,7 +132,7 @@ def fit(
     (array([50.]), array([2.]), True)
     """
     names, rows = rows_by_client(traces.client)
-    held = _points(points, names, [traces.load[which] for which in rows])
+    held = _points(points, names, [_points_in(traces, which) for which in rows])
     streams = np.random.default_rng(seed).spawn(len(names))
     fitted = [
         ClientTimes.of(traces, which, float(most)).fitted(rng)
@@ -162,11 +163,11 @@ def fit(
 def _points(
     points: float | Mapping[Any, float] | npt.ArrayLike | None,
     names: npt.NDArray[Any],
-    loads: list[FloatArray],
+    by_default: list[float],
 ) -> FloatArray:
     """Return the points per round of each client."""
     if points is None:
-        return np.array([float(ceil(load.max())) for load in loads])
+        return np.array(by_default)
     if isinstance(points, Mapping):
         said = {str(name): value for name, value in points.items()}
         for name in names:
@@ -179,6 +180,17 @@ def _points(
                 )
         points = [said[str(name)] for name in names]
     return checked_points(points, names)
+
+
+def _points_in(traces: Traces, rows: IntArray) -> float:
+    """Return a client's points per round as its measurements say them, or its largest load."""
+    said = np.unique(traces.points[rows][~np.isnan(traces.points[rows])])
+    if len(said) > 1:
+        raise InputError(
+            f"points of client {traces.client[rows[0]]} are {said[0]:g} and {said[1]:g}: write "
+            "the same on all of its rows"
+        )
+    return float(said[0]) if len(said) else float(ceil(traces.load[rows].max()))
 
 
 def _warnings(client: Fitted) -> list[str]:

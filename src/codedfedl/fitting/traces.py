@@ -8,7 +8,7 @@ probabilities follow from what was measured. The points of a client that is real
 represented by parity, where there is some.
 """
 
-import sys
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,11 @@ _CLIENTS_PER_MINORITY = 5
 _TIME_COLUMNS = ("down", "compute", "up", "total", "waited")
 _PARTS = ("down", "compute", "up")
 _REQUIRED = ("client", "load")
-_OPTIONAL = (*_PARTS, "total", "retries_down", "retries_up", "waited")
+_OPTIONAL = (*_PARTS, "total", "retries_down", "retries_up", "waited", "points")
 _CLOCK_TOLERANCE = 0.01  # of a total, by which parts measured by another clock may exceed it
 # The least and the largest value, and the sentence that says so.
-_LARGEST = sys.float_info.max
-_ABOVE_0 = (5e-324, _LARGEST, "must be finite and above 0; leave it empty if it was not measured")
+_LARGEST = 1e100
+_ABOVE_0 = (1e-100, _LARGEST, "must be finite and above 0; leave it empty if it was not measured")
 _DURATION = (0.0, _LARGEST, "must be finite and at least 0; leave it empty if it was not measured")
 _COUNT = (0.0, _LARGEST, "must be a whole number from 0; leave it empty if it was not counted")
 _RANGES = {
@@ -47,6 +47,7 @@ _RANGES = {
     "retries_down": _COUNT,
     "retries_up": _COUNT,
     "waited": _ABOVE_0,
+    "points": (*_ABOVE_0[:2], "must be finite and above 0: the client's points per round"),
 }
 
 
@@ -68,6 +69,8 @@ class Traces:
         Number of retransmissions of the packet, 0 if it arrived at once.
     waited : array of shape (n,), seconds, optional
         When the server stopped waiting. Without it, a missing reply counts as absence.
+    points : array of shape (n,), optional
+        Points per round of the client.
 
     Examples
     --------
@@ -85,6 +88,7 @@ class Traces:
     retries_down: FloatArray
     retries_up: FloatArray
     waited: FloatArray
+    points: FloatArray
 
     def __init__(
         self,
@@ -98,6 +102,7 @@ class Traces:
         retries_down: npt.ArrayLike | None = None,
         retries_up: npt.ArrayLike | None = None,
         waited: npt.ArrayLike | None = None,
+        points: npt.ArrayLike | None = None,
     ) -> None:
         arguments, names = locals(), np.array(client)
         if names.ndim != 1 or not len(names):
@@ -156,22 +161,24 @@ class Traces:
             ),
         ):
             if wrong.any():
-                raise InputError(f"row {int(np.argmax(wrong)) + 1}: {sentence}")
+                raise InputError(f"row {int(np.argmax(wrong))} (counted from 0): {sentence}")
 
 
 def read_traces(path: str | Path) -> Traces:
     """Read a CSV or Parquet file of measurements, with the columns that `Traces` has.
 
-    An empty cell or a missing column means not measured. Rows are counted from 1, without the
-    header.
+    An empty cell or a missing column means not measured. Other columns are ignored, with a warning.
     """
-    from codedfedl.io.tables import read_table
+    from codedfedl.io.tables import read_table, row_in_file
 
-    columns = read_table(path, _REQUIRED, _OPTIONAL, blank=_OPTIONAL)
+    columns = read_table(path, _REQUIRED, _OPTIONAL, blank=_OPTIONAL, others=True)
     try:
         return Traces(**columns)
     except InputError as error:
-        raise InputError(f"{path}, {error}") from None
+        row, said = re.match(r"row (\d+) \(counted from 0\): ", str(error)), str(error)
+        if row:
+            said = f"{row_in_file(Path(path), int(row[1]))}: {said.removeprefix(row[0])}"
+        raise InputError(f"{path}, {said}") from None
 
 
 def _checked(name: str, values: npt.ArrayLike | None, size: int) -> FloatArray:
@@ -187,7 +194,7 @@ def _checked(name: str, values: npt.ArrayLike | None, size: int) -> FloatArray:
     if wrong.any():
         row = int(np.argmax(wrong))
         value = "empty" if np.isnan(array[row]) else f"{array[row]:g}"
-        raise InputError(f"row {row + 1}: {name} is {value}: {must}")
+        raise InputError(f"row {row} (counted from 0): {name} is {value}: {must}")
     return array
 
 

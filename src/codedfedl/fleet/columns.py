@@ -14,8 +14,9 @@ from codedfedl.errors import InputError
 from codedfedl.io.notebook import html_table
 
 # The least value that is allowed, the least that is too large, and the sentence that says so.
-_POSITIVE = (5e-324, inf, "must be finite and above 0")
-_DURATION = (0.0, inf, "must be finite and at least 0")
+_POSITIVE = (1e-100, 1e100, "must be finite and above 0, from 1e-100 to 1e100")
+_ALPHA = (5e-324, inf, "must be finite and above 0")
+_DURATION = (0.0, 1e100, "must be finite and at least 0, and below 1e100 seconds")
 _ERASURE = (0.0, 1.0, "must be at least 0 and below 1")
 
 _RANGES = {
@@ -24,7 +25,7 @@ _RANGES = {
     "mac_rate": _POSITIVE,
     "bit_rate": _POSITIVE,
     "bit_rate_up": _POSITIVE,
-    "alpha": _POSITIVE,
+    "alpha": _ALPHA,
     "packet_time": _DURATION,
     "packet_time_up": _DURATION,
     "erasure": _ERASURE,

@@ -2,10 +2,12 @@
 
 import csv
 import itertools
+import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ from codedfedl.errors import InputError
 from codedfedl.io.files import TABLE_SUFFIXES, check_destination, check_room, replacing
 from codedfedl.io.names import listed, nearest, shortened
 
+_log = logging.getLogger(__name__)
+
 MAX_HEADER_BYTES = 1 << 24  # a million columns
 BYTES_READ_AT_ONCE = 1 << 20
 _DELIMITERS = (",", ";", "\t")
+_MISSPELT = 0.75  # similarity to a column that is not there
 _QUOTED = re.compile(r'"[^"]*"')
 _DECIMAL_COMMA = r"^\s*[+-]?\d*(,\d+)?([eE][+-]?\d+)?\s*$"
 
@@ -43,6 +48,7 @@ def read_table(
     optional: Sequence[str] = (),
     *,
     blank: Collection[str] = (),
+    others: bool = False,
 ) -> dict[str, npt.NDArray[Any]]:
     """Read named columns; all but ``client`` must hold numbers.
 
@@ -51,9 +57,11 @@ def read_table(
     path
         A ``.csv`` or ``.parquet`` file.
     required, optional
-        The columns that must and that may be there. Any other column is an error.
+        The columns that must and that may be there.
     blank
         The columns in which a cell may be empty, which is NaN.
+    others
+        Whether other columns are ignored, unless they look misspelt; else they are refused.
 
     Returns
     -------
@@ -63,7 +71,8 @@ def read_table(
     """
     path = Path(path)
     table = load_table(path)
-    check_columns(path, table.column_names, required, optional)
+    check_columns(path, table.column_names, required, optional, others=others)
+    table = table.select([name for name in table.column_names if name in {*required, *optional}])
     if table.num_rows == 0:
         raise InputError(f"{path} has a header and no rows: add a line for each client")
     columns: dict[str, npt.NDArray[Any]] = {}
@@ -171,25 +180,35 @@ def _cells(path: Path) -> pa.csv.ParseOptions:
 
 
 def check_columns(
-    path: Path, names: Sequence[str], required: Sequence[str], optional: Sequence[str]
+    path: Path,
+    names: Sequence[str],
+    required: Sequence[str],
+    optional: Sequence[str],
+    *,
+    others: bool = False,
 ) -> None:
-    """Refuse a table that lacks a column, has an unknown one, or has one twice."""
+    """Refuse a table that lacks a column, has an unknown one, or has one twice.
+
+    With `others`, unknown ones are refused only where they look like misspelt ones.
+    """
     known = [*required, *optional]
     present, expected = set(names), set(known)
     if len(present) < len(names):
         twice, _ = Counter(names).most_common(1)[0]
         raise InputError(f"{path} has the column {shortened(twice)} twice: remove one")
-    if unknown := [name for name in names if name not in expected]:
-        raise InputError(
-            f"{path} has the unknown column {shortened(unknown[0])}: {nearest(unknown[0], known)}"
-        )
+    absent = [name for name in known if name not in present]
+    for name in [name for name in names if name not in expected]:
+        if not others or get_close_matches(name, absent, cutoff=_MISSPELT):
+            hint = nearest(name, known)
+            raise InputError(f"{path} has the unknown column {shortened(name)}: {hint}")
+        _log.warning("%s: the column %s is ignored", path, shortened(name))
     if missing := [name for name in required if name not in present]:
         columns = ", ".join(repr(name) for name in missing)
         raise InputError(f"{path} lacks the column {columns}: it needs {', '.join(required)}")
 
 
-def _where(path: Path, row: int) -> str:
-    """Say where a row of the table is in the file, blank lines counted."""
+def row_in_file(path: Path, row: int) -> str:
+    """Say where a row of the table, counted from 0, is in the file, blank lines counted."""
     if path.suffix != ".csv":
         return f"row {row + 1}"
     try:
@@ -209,7 +228,7 @@ def _names(path: Path, column: pa.ChunkedArray) -> npt.NDArray[Any]:
     for row, name in enumerate(listed):
         if not name or "\0" in name:  # NumPy's texts end there
             what = "holds a NUL" if name else "is empty"
-            raise InputError(f"{path}, {_where(path, row)}: client {what}: give it a name")
+            raise InputError(f"{path}, {row_in_file(path, row)}: client {what}: give it a name")
     names = np.asarray(listed, dtype=str)
     try:
         numbers = names.astype(np.int64)
@@ -272,7 +291,7 @@ def cell_refusal(
     row = int(np.argmax(wrong))
     cell = column[row].as_py()
     what = "is empty" if cell in (None, "") else f"is {shortened(cell)}"
-    return InputError(f"{path}, {_where(path, row)}: {name} {what}: write {remedy}")
+    return InputError(f"{path}, {row_in_file(path, row)}: {name} {what}: write {remedy}")
 
 
 def _cell_delimiter(path: Path) -> str:

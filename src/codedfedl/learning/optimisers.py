@@ -52,9 +52,14 @@ class Schedule:
         return self.step * self.decay ** sum(epoch >= when for when in self.decay_epochs)
 
 
-def chosen_optimiser(name: str, *, steps: bool) -> str:
-    """Return the name of an optimiser; ``auto`` is gradient descent where `steps` are asked for."""
-    return {True: "gd", False: "block-cg"}[steps] if name == "auto" else name
+def chosen_optimiser(name: str, *, steps: bool, absent: bool = False) -> str:
+    """Return the name of an optimiser.
+
+    ``auto`` is gradient descent where `steps` are asked for, and Nesterov's where clients may be
+    absent: a Krylov method needs the answers of all.
+    """
+    by_itself = "gd" if steps else "nesterov" if absent else "block-cg"
+    return by_itself if name == "auto" else name
 
 
 def step(model: Array, total: Array, points: float, size: float, ridge: float) -> Array:

@@ -215,11 +215,15 @@ class Ranges:
         return replace(thrice, first=first, final=final).where(first <= final)
 
 
+_SURE = 1e200  # an α with which nothing is random any more
+
+
 def concave_best_loads(clients: SymmetricClients, t: float, *, whole: bool = True) -> BestLoads:
     """Maximise every client's expected return within t seconds."""
     search = _PieceSearch(clients, t, whole)
     search.run()
-    return search.result(clients.availability, clients.alpha * clients.rate)
+    alpha = np.minimum(clients.alpha, _SURE)
+    return search.result(clients.availability, alpha * clients.rate)
 
 
 class _PieceSearch(Search):

@@ -82,8 +82,18 @@ def verdict(outcomes: Sequence[Outcome]) -> list[str]:
         target = race[0].target
         aim = f", to {written(race[0].metric, target)}" if np.isfinite(target) else ""
         goal = f"On {race[0].dataset}{aim}: " if len(every) > 1 else ""
-        sentences += [goal + sentence for sentence in (*_verdict(race), *_pooled(race))]
+        said = (*_verdict(race), *_limit(race), *_pooled(race))
+        sentences += [goal + sentence for sentence in said]
     return sentences
+
+
+def _limit(race: Sequence[Outcome]) -> list[str]:
+    """Say how long the reference waits in a round for clients that may be absent."""
+    reference = race[0].reference_seeds[0]
+    seconds = reference.facts.get("limit_s")
+    if not seconds:
+        return []
+    return [f"Clients may be absent: {reference.setting} waits up to {seconds:.3g} s in a round."]
 
 
 def _pooled(race: Sequence[Outcome]) -> list[str]:

@@ -32,7 +32,7 @@ def duration(seconds: float) -> str:
     """Write a time as people say it: seconds, and minutes or hours where they help."""
     if seconds == np.inf:
         return "forever"
-    if seconds < 120:
+    if seconds < 120 or seconds > 1e12:
         return f"{seconds:.4g} s"
     if seconds < 7200:
         return f"{seconds:,.0f} s ({seconds / 60:.1f} min)"

@@ -22,6 +22,7 @@ import tomli_w
 from codedfedl.errors import InputError
 from codedfedl.io.archives import read_arrays
 from codedfedl.io.files import lock, make_folder, read_json, replacing
+from codedfedl.io.names import shortened
 from codedfedl.io.tables import write_table
 from codedfedl.io.toml import read_toml
 from codedfedl.models import Model, save_model
@@ -65,7 +66,9 @@ class RunDirectory:
         """Refuse a directory that another run is in, before any work."""
         if resume and self.is_run:
             self._check_same(experiment)
-        elif self.path.exists() and (not self.path.is_dir() or self._in_use()):
+        elif self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file, not a folder: choose another --out")
+        elif self.path.exists() and self._in_use():
             again = "use --resume to continue its run, or " if self.is_run else ""
             raise InputError(f"{self.path} is not empty: {again}choose another --out")
 
@@ -275,12 +278,13 @@ class RunDirectory:
             for key in _MAY_CHANGE:
                 (document["federation"] or {}).pop(key, None)
         old, new = flattened(before), flattened(now)
-        for key in {**old, **new}:
-            if old.get(key) != new.get(key):
-                raise InputError(
-                    f"{self.path} holds a run with {key} = {old.get(key)!r}, not {new.get(key)!r}: "
-                    "resume it with its own configuration, or choose another --out"
-                )
+        changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        if changed:
+            differences = "; ".join(_difference(key, old.get(key), new.get(key)) for key in changed)
+            raise InputError(
+                f"{self.path} holds a run with {differences}: resume it with its own "
+                "configuration, or choose another --out"
+            )
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint, if there is one."""
@@ -306,3 +310,17 @@ class RunDirectory:
         with replacing(self.path / name) as partial:
             partial.write_text(text, "utf-8")
         return self.path / name
+
+
+def _difference(key: str, old: Any, new: Any) -> str:
+    """Say how a setting differs; of lists of tables, such as schemes, which entries and keys."""
+    lists = all(isinstance(side, list) and len(side) for side in (old, new))
+    if not lists or len(old) != len(new) or not isinstance(old[0], Mapping):
+        words = ("none" if side is None else shortened(side) for side in (old, new))
+        return f"{key} = {next(words)}, not {next(words)}"
+    return "; ".join(
+        _difference(f"{key}[{k}].{name}", before.get(name), after.get(name))
+        for k, (before, after) in enumerate(zip(old, new, strict=True))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    )

@@ -14,7 +14,9 @@ from codedfedl.io.names import nearest, shortened
 from codedfedl.io.toml import parse_toml, read_toml
 from codedfedl.runs.config import USUAL_CLIENTS, Experiment
 from codedfedl.runs.sections import FleetConfig
+from codedfedl.schemes import SCHEMES, settings_of
 
+_TABLES = ("data", "fleet", "features", "model", "training", "federation", "server")
 _MODULE_KEYS = ("fleet", "scheme", "encoder", "kind", "features", "optimiser", "module")
 
 
@@ -85,6 +87,7 @@ def changed(
         set_key(document, key, value)
     _refuse_ignored(document, changes, where, options or {})
     experiment = check(document, where, options)
+    _refuse_misplaced(experiment, where)
     experiment.build_schemes()
     return experiment
 
@@ -129,28 +132,36 @@ def _sentence(errors: Sequence[ErrorDetails], where: str, options: Mapping[str, 
     option = _option(key, options)
     if first["type"] == "extra_forbidden":
         hint = nearest(str(location[-1]), list(_table_at(location[:-1]).model_fields))
-        if len(location) == 1 or str(location[-1]) in Experiment.model_fields:
-            hint = _where_it_belongs(str(location[-1]), len(location) == 1) or hint
+        hint = _where_it_belongs(str(location[-1]), at_top=len(location) == 1) or hint
         below = next((known for known in options if known.startswith(f"{key}.")), "")
         return f"{option or options.get(below, where)}: unknown key {shortened(key)}: {hint}"
     if first["type"] == "missing":
         return f"{where}: {key} is missing: add it"
+    if key == "schemes":
+        return f"{where}: schemes is {shortened(first['input'])}: write [[schemes]] above each"
     same_value = (error for error in errors if error["input"] is first["input"])
     wanted, *others = dict.fromkeys(_wanted(error) for error in same_value)
     wanted = ", or ".join([wanted, *(word.removeprefix("must be ") for word in others)])
     return f"{option or f'{where}: {key}'} is {shortened(first['input'])}: {wanted}"
 
 
-def _where_it_belongs(key: str, at_top: bool) -> str:
-    """Say in which table a key belongs that is in the wrong one; empty where there is none."""
-    if not at_top:
+def _where_it_belongs(key: str, *, at_top: bool = False) -> str:
+    """Say in which table a key belongs that is in the wrong one; empty where that is unclear."""
+    if key in Experiment.model_fields:
         return f"{key} is a top-level key: move it above the first table"
-    tables = [
-        name
-        for name in ("data", "fleet", "features", "model", "training")
-        if key in table_keys(name)
-    ]
-    return f"{key} belongs to a table: write {tables[0]}.{key}" if len(tables) == 1 else ""
+    tables = [name for name in _TABLES if key in table_keys(name)]
+    if not tables and any(key in settings_of(name) for name in SCHEMES):
+        return f"{key} is a setting of schemes: write it in a [[schemes]] table that has it"
+    where = "a table" if at_top else "another table"
+    return f"{key} belongs to {where}: write {tables[0]}.{key}" if len(tables) == 1 else ""
+
+
+def _refuse_misplaced(experiment: Experiment, where: str) -> None:
+    """Refuse a scheme's key that belongs to another table."""
+    for scheme in experiment.schemes:
+        for key in scheme.settings.keys() - settings_of(scheme.name):
+            if hint := _where_it_belongs(key):
+                raise InputError(f"{where}: unknown key 'schemes.{key}': {hint}")
 
 
 _WANTED = {

@@ -260,6 +260,9 @@ class TrainingConfig(Section):
         chance to exact ridge regression, or one test point less than that.
     hours
         Hours on the virtual clock, with the set-up, after which a simulation stops.
+    patience
+        How long a server that waits for all waits where clients may be absent: so many times the
+        mean time of the slowest client; by default 2.
     objective
         Whether the training objective of every scheme is recorded; by default of those that aim at
         its minimum. If false, the Gram matrix of all points is never formed.
@@ -272,6 +275,7 @@ class TrainingConfig(Section):
     ridge: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     target: float | None = Field(None, allow_inf_nan=False)
     hours: float | None = Field(None, gt=0)
+    patience: float | None = Field(None, gt=0)
     objective: bool | None = None
 
 

@@ -45,9 +45,7 @@ class Anytime(Scheme):
     optimiser: str = "adam"
     least: int = 1
 
-    info: ClassVar[Info] = Info(
-        "anytime", frozenset({Disclosure.GRADIENTS}), waits="waits for the links of all"
-    )
+    info: ClassVar[Info] = Info("anytime", frozenset({Disclosure.GRADIENTS}))
 
     def __post_init__(self) -> None:
         check_positive(self, "window", "least")

@@ -22,9 +22,10 @@ import numpy as np
 from codedfedl.arrays import Array, FloatArray, IntArray
 from codedfedl.core.client import FirstGradient
 from codedfedl.core.disclosure import Disclosure
-from codedfedl.core.protocol import EACH, Ask, Inbox, Info, Task
+from codedfedl.core.protocol import EACH, AnyLimits, Ask, Inbox, Info, Rng, Task
 from codedfedl.core.waiting import Everyone
 from codedfedl.fitting.drift import check_replan
+from codedfedl.fleet.delays import DelayModel
 from codedfedl.learning.optimisers import optimiser
 from codedfedl.planning.cold_start import plan_embedding
 from codedfedl.planning.strata import sampling_excess
@@ -55,6 +56,8 @@ class BalancedState(EmbeddedState):
         Loads before they grew the last time.
     lowered : float
         By how much the optimiser lowered the objective from the start, over its first points.
+    answered : array of shape (n,), optional
+        Points of each client's newest answer.
     """
 
     by_class: ByClass | None = None
@@ -62,6 +65,7 @@ class BalancedState(EmbeddedState):
     grown: IntArray | None = None
     smaller: IntArray | None = None
     lowered: float = 0.0
+    answered: IntArray | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Balanced(EmbeddedLoads):
     Parameters
     ----------
     optimiser
-        ``block-cg``, ``nesterov`` or ``gd``.
+        ``block-cg``, ``nesterov`` or ``gd``. In a simulation where clients may be absent, nesterov
+        takes the place of block-cg, which needs the answers of all.
     replan
         Rounds after which loads that are too small for a planned set-up's excess grow; 0 keeps
         loads as they are.
@@ -84,13 +89,22 @@ class Balanced(EmbeddedLoads):
         EmbeddedLoads.info,
         name="balanced",
         disclosure=frozenset({Disclosure.GRADIENTS, Disclosure.COUNTS}),
-        waits="waits for all",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         optimiser(self.info.name, self.optimiser, same_points=True)
         check_replan(self.info.name, self.replan)
+
+    def start(
+        self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
+    ) -> BalancedState:
+        """Plan the set-up."""
+        state: BalancedState = super().start(task, fleet, model, limits, rng)
+        absent = limits is None and bool((fleet.availability < 1).any())
+        if not absent or self.optimiser != "block-cg":
+            return state
+        return replace(state, optimiser=optimiser(self.info.name, "nesterov", same_points=True))
 
     def first_state(self, task: Task, model: Array, setup_deadline: float) -> BalancedState:
         """Return the state before the set-up."""
@@ -137,6 +151,9 @@ class Balanced(EmbeddedLoads):
         seen = inbox.timings
         if not self.replan or state.seconds_a_point is None or seen is None:
             return state
+        before = 0 if state.answered is None else state.answered
+        answered = np.where(seen.answered, seen.loads, before)
+        state = replace(state, answered=answered)
         gain, lowered = state.optimiser.gains(state.memory)
         state = replace(state, lowered=max(state.lowered, lowered))
         wanted = _FAR_OFF * self.excess
@@ -144,13 +161,18 @@ class Balanced(EmbeddedLoads):
             wanted = min(wanted, _NEARLY_ALL)
         elif state.round % self.replan and not state.finished:
             return state
-        return self._grown(state, np.where(seen.answered, seen.loads, 0), wanted)
+        return self._grown(state, answered, wanted)
 
     def _first_step(self, state: BalancedState, inbox: Inbox) -> BalancedState:
         """Weight clients by how far their class sums agree, and take a step along the sums."""
         assert state.by_class is not None
-        by_class, represents, total = state.by_class.first_step(inbox, state.task)
-        state = replace(state, by_class=by_class, represents=represents)
+        points = np.zeros_like(state.task.held)
+        if state.seconds_a_point is not None:  # the plan's, of a client that is absent now
+            planned = state.setup_deadline / np.maximum(state.seconds_a_point, 1e-300)
+            points = np.clip(planned, 1, state.task.held).astype(np.int64)
+        points[[reply.client for reply in inbox.replies]] = [r.points for r in inbox.replies]
+        by_class, represents, total = state.by_class.first_step(inbox, state.task, points)
+        state = replace(state, by_class=by_class, represents=represents, answered=points)
         return state.descended(total, state.held)
 
     @staticmethod

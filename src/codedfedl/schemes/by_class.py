@@ -128,10 +128,16 @@ class ByClass:
             squares += share**2 * lengths.sum() * (y**2).sum() / points
         return self._estimated(cells, squares, task)
 
-    def first_step(self, inbox: Inbox, task: Task) -> "tuple[ByClass, FloatArray, Any]":
-        """Estimate ρ from a first round; return for how many points each answer counts, and Σ."""
-        points = np.zeros(task.clients, dtype=np.int64)
-        points[[reply.client for reply in inbox.replies]] = [r.points for r in inbox.replies]
+    def first_step(
+        self, inbox: Inbox, task: Task, points: IntArray | None = None
+    ) -> "tuple[ByClass, FloatArray, Any]":
+        """Estimate ρ from a first round; return for how many points each answer counts, and Σ.
+
+        `points` are those of each client, by default of those who answered.
+        """
+        if points is None:
+            points = np.zeros(task.clients, dtype=np.int64)
+            points[[reply.client for reply in inbox.replies]] = [r.points for r in inbox.replies]
         by_class = self.after_sums(inbox.replies, task)
         represents = by_class.represented(points)
         shares = represents / task.held  # answers are as heavy as all points

@@ -67,9 +67,7 @@ class FedAU(FedAvg):
 
     longest: int = 50
 
-    info: ClassVar[Info] = replace(
-        FedAvg.info, name="fedau", waits="without fedau.deadline waits for all"
-    )
+    info: ClassVar[Info] = replace(FedAvg.info, name="fedau")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -70,11 +70,7 @@ class FedAvg(Scheme):
     proximal: float = 0.0
     optimiser: str = "gd"
 
-    info: ClassVar[Info] = Info(
-        "fedavg",
-        frozenset({Disclosure.MODELS}),
-        waits="without fedavg.deadline waits for all",
-    )
+    info: ClassVar[Info] = Info("fedavg", frozenset({Disclosure.MODELS}))
 
     def __post_init__(self) -> None:
         check_at_least_1(self, "local_steps")
@@ -88,13 +84,13 @@ class FedAvg(Scheme):
             )
 
     def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
-        """Refuse fleets for which waiting would never end."""
+        """Refuse steps over fewer points than nodes take."""
         if self.points is not None and limits is not None:
             raise InputError(
                 f"{self.info.name}.points is {self.points}, and nodes take steps over whole "
                 "mini-batches: leave it out, or simulate"
             )
-        super().check(fleet if self.deadline is None else None, limits)
+        super().check(fleet, limits)
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None
@@ -145,9 +141,7 @@ class FedProx(FedAvg):
 
     proximal: float = 0.01
 
-    info: ClassVar[Info] = replace(
-        FedAvg.info, name="fedprox", waits="without fedprox.deadline waits for all"
-    )
+    info: ClassVar[Info] = replace(FedAvg.info, name="fedprox")
 
 
 @dataclass(frozen=True)
@@ -162,9 +156,7 @@ class FedAdam(FedAvg):
 
     optimiser: str = "adam-uncorrected"
 
-    info: ClassVar[Info] = replace(
-        FedAvg.info, name="fedadam", waits="without fedadam.deadline waits for all"
-    )
+    info: ClassVar[Info] = replace(FedAvg.info, name="fedadam")
 
 
 @dataclass(frozen=True)
@@ -179,6 +171,4 @@ class FedYogi(FedAvg):
 
     optimiser: str = "yogi-uncorrected"
 
-    info: ClassVar[Info] = replace(
-        FedAvg.info, name="fedyogi", waits="without fedyogi.deadline waits for all"
-    )
+    info: ClassVar[Info] = replace(FedAvg.info, name="fedyogi")

@@ -41,7 +41,7 @@ class FedCompass(FedNova):
     patience: float = 1.2
     staleness: float = 0.5
 
-    info: ClassVar[Info] = replace(FedAvg.info, name="fedcompass", waits="")
+    info: ClassVar[Info] = replace(FedAvg.info, name="fedcompass")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,9 +44,7 @@ class FedNova(FedAvg):
     local_steps: int = 1
     most_steps: int = 10
 
-    info: ClassVar[Info] = replace(
-        FedAvg.info, name="fednova", waits="without fednova.deadline waits for all"
-    )
+    info: ClassVar[Info] = replace(FedAvg.info, name="fednova")
 
     def __post_init__(self) -> None:
         super().__post_init__()

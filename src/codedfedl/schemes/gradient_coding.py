@@ -126,7 +126,6 @@ class GradientCoding(Scheme):
         frozenset({Disclosure.GRADIENTS}),
         solves=True,
         quadratic=True,
-        waits="waits for all shares",
         only_simulated="needs clients that share data with one another, which no node does",
     )
 

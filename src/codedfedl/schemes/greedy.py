@@ -37,9 +37,7 @@ class Greedy(Scheme):
     optimiser: str = "gd"
     load: int | None = None
 
-    info: ClassVar[Info] = Info(
-        "greedy", frozenset({Disclosure.GRADIENTS}), waits="waits for a number of clients"
-    )
+    info: ClassVar[Info] = Info("greedy", frozenset({Disclosure.GRADIENTS}))
 
     def __post_init__(self) -> None:
         check_drop(self.info.name, self.drop)

@@ -73,7 +73,6 @@ class Malenia(Scheme):
     info: ClassVar[Info] = Info(
         "malenia",
         frozenset({Disclosure.GRADIENTS}),
-        waits="gathers until all have answered",
         in_blocks=True,
     )
 

@@ -56,9 +56,7 @@ class MIFA(EqualOrEmbedded):
 
     drop: float = 0.2
 
-    info: ClassVar[Info] = replace(
-        EqualOrEmbedded.info, name="mifa", waits="waits for all in its first round"
-    )
+    info: ClassVar[Info] = replace(EqualOrEmbedded.info, name="mifa")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,9 +117,7 @@ class RingState(TableState):
 class Ringleader(EqualOrEmbedded):
     """Asynchronous steps along a table in which every client is represented."""
 
-    info: ClassVar[Info] = replace(
-        EqualOrEmbedded.info, name="ringleader", waits="gathers until all have answered"
-    )
+    info: ClassVar[Info] = replace(EqualOrEmbedded.info, name="ringleader")
 
     def first_state(self, task: Task, model: Array, setup_deadline: float) -> RingState:
         """Return the state before the set-up."""

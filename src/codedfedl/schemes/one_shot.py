@@ -33,7 +33,6 @@ class OneShot(Scheme):
         solves=True,
         quadratic=True,
         descends=False,
-        waits="waits for all",
     )
 
     def ask(self, state: State) -> Ask | None:

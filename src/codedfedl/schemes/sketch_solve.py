@@ -194,7 +194,6 @@ class SketchSolve(Scheme):
         solves=True,
         quadratic=True,
         descends=False,
-        waits="waits for all",
     )
 
     @property
@@ -210,11 +209,6 @@ class SketchSolve(Scheme):
                 f"sketch-solve.setup_deadline is {self.setup_deadline:g}: must be finite and above "
                 "0 seconds"
             )
-
-    def check(self, fleet: DelayModel | None = None, limits: AnyLimits = None) -> None:
-        """Refuse fleets for which waiting would never end."""
-        if self.setup_deadline is None:
-            super().check(fleet)
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None

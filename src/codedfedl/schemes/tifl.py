@@ -53,9 +53,7 @@ class TiFL(Scheme):
     optimiser: str = "gd"
     load: int | None = None
 
-    info: ClassVar[Info] = Info(
-        "tifl", frozenset({Disclosure.GRADIENTS}), waits="waits for all clients of a tier"
-    )
+    info: ClassVar[Info] = Info("tifl", frozenset({Disclosure.GRADIENTS}))
 
     def __post_init__(self) -> None:
         check_at_least_1(self, "tiers")

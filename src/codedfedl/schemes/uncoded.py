@@ -25,7 +25,7 @@ class Uncoded(Scheme):
     optimiser
         ``gd``, ``nesterov``, ``adam``, …; or ``block-cg``, which ignores mini-batches. By default
         ``auto``: block-cg, but gd where steps are asked for, as the paper's are, in a federation,
-        for a network, or with a load.
+        for a network, or with a load; and nesterov where clients may be absent.
     load
         Points that each client processes in a round, drawn anew; by default its whole mini-batch.
     """
@@ -34,11 +34,7 @@ class Uncoded(Scheme):
     load: int | None = None
 
     info: ClassVar[Info] = Info(
-        "uncoded",
-        frozenset({Disclosure.GRADIENTS}),
-        featured=True,
-        baseline="waiting for all",
-        waits="waits for all",
+        "uncoded", frozenset({Disclosure.GRADIENTS}), featured=True, baseline="waiting for all"
     )
 
     def __post_init__(self) -> None:
@@ -51,7 +47,8 @@ class Uncoded(Scheme):
     ) -> Descent:
         """Start at 0."""
         steps = task.schedule.chosen or not task.learner.quadratic or self.load is not None
-        name = chosen_optimiser(self.optimiser, steps=steps)
+        absent = bool((fleet.availability < 1).any())
+        name = chosen_optimiser(self.optimiser, steps=steps, absent=absent)
         chosen = optimiser(self.info.name, name, same_points=self.load is None)
         return Descent(task, model, optimiser=chosen)
 

@@ -20,7 +20,7 @@ from codedfedl.arrays import FloatArray, IntArray, Mask
 from codedfedl.core.loop import loads_of
 from codedfedl.core.protocol import Ask, Task
 from codedfedl.core.record import SETUP
-from codedfedl.core.waiting import Until, arrivals
+from codedfedl.core.waiting import Limited, Until, Wait, arrivals
 from codedfedl.core.work import Window, Work
 from codedfedl.fleet import costs
 from codedfedl.fleet.costs import Cost
@@ -31,6 +31,8 @@ from codedfedl.simulation.assignments import Arrivals, Assignment, outcome_of
 
 OWN_PACE = "embedding until a deadline"
 """What measured delays cannot play."""
+PATIENCE = 2.0
+"""How many times the mean time of the slowest client is waited, where somebody may be absent."""
 _EMBED, _SLOWNESS, _LOSSES, _OTHER, _MORE_PACKETS, _WITH_MODEL, _ANNOUNCED = 0, 3, 4, 5, 6, 7, 8
 _STEP_OF_KIND = {"parity": 1, "gram": 2}  # Streams of work without a model; others share one.
 
@@ -42,10 +44,14 @@ class Clock:
     ----------
     delays
         A `Fleet`, or any other delay model.
+    patience
+        As `training.patience`.
     """
 
-    def __init__(self, delays: DelayModel, task: Task, seed: int) -> None:
-        self.task, self.seed = task, seed
+    def __init__(
+        self, delays: DelayModel, task: Task, seed: int, patience: float | None = None
+    ) -> None:
+        self.task, self.seed, self.patience = task, seed, patience or PATIENCE
         self.model = delays
         self.chance = self.model.draw(task.rounds, stream(seed, "delays"))
 
@@ -218,7 +224,7 @@ class Timeline:
         """Ask the idle clients, and wait."""
         self._begin(ask)
         idle = self._idle_since <= self.now
-        asked, expected = loads_of(ask, self.task), idle
+        asked, expected, embedded = loads_of(ask, self.task), idle, self._embedded
         if ask.work.window is not None:  # nobody waits for a client that computes on
             loads, seconds, expected = self.draws.in_window(round_, ask.work.window, asked)
             missing = np.maximum(self.held - self._embedded, 0) * ask.work.embeds
@@ -234,10 +240,11 @@ class Timeline:
         remaining = np.where(started, seconds, np.inf)
         for job in self._jobs.values():
             remaining[job.client] = job.finished - self.now
-        wait, endless = ask.wait, ask.wait.deadline == inf
-        if ask.work.window is not None and endless and not (started & expected).any():
+        wait = self._limited(ask, loads, embedded, wanted & expected)
+        if ask.work.window is not None and wait.deadline == inf and not (started & expected).any():
             wait = Until(ask.work.window.seconds)  # some may be done later
         came, length = arrivals(wait, remaining, started & expected)
+        ask = replace(ask, wait=wait)
         outcome = outcome_of(wanted, remaining, came & started)
         part = self._setups if ask.setup else 0
         self._setups += ask.setup
@@ -253,6 +260,25 @@ class Timeline:
             self._idle_since[started] = self.now + np.minimum(seconds[started], length)
         self.now += length
         return new
+
+    def _limited(self, ask: Ask, loads: IntArray, embedded: FloatArray, asked: Mask) -> Wait:
+        """Return what is waited for: up to a limit where a client that is asked may be absent.
+
+        A server does not know who is absent. It waits for `patience` times the mean time of the
+        slowest client.
+        """
+        model, work = self.clock.model, ask.work
+        surely = (model.availability >= 1).all() or not (work.needs_model and asked.any())
+        if surely or ask.wait.deadline < inf:
+            return ask.wait
+        cost, late_start = work.cost(self.task, loads), np.maximum(loads - embedded, 0)
+        points = cost.macs / self.task.workload.point_macs if work.window is None else 0.0 * loads
+        more = np.maximum(cost.packets(self.task.workload) - 1, 0)
+        seconds = model.mean(points) + more * model.mean(0.0 * points)
+        seconds = seconds + late_start / self.clock.embedding_speed
+        slowest = seconds[asked & (model.availability > 0)].max(initial=0.0)
+        open_ = 0.0 if work.window is None else work.window.seconds
+        return Limited(ask.wait, open_ + self.clock.patience * float(slowest), int(asked.sum()))
 
     def _begin(self, ask: Ask) -> None:
         """Advance the clients to the moment of the ask."""

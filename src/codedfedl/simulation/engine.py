@@ -44,7 +44,8 @@ class Contender:
 
     Either fleet is a `Fleet`, or any other delay model. With `followed`, the excess of its
     objective over the minimum is recorded, which needs the Gram matrix of all points; by default
-    for a scheme that aims at the minimum. It stops after `hours` of virtual time.
+    for a scheme that aims at the minimum. It stops after `hours` of virtual time. `patience` is
+    `training.patience`.
     """
 
     label: str
@@ -54,6 +55,7 @@ class Contender:
     actual: DelayModel
     followed: bool | None = None
     hours: float | None = None
+    patience: float | None = None
 
     @property
     def is_followed(self) -> bool:
@@ -154,12 +156,12 @@ class Simulation:
         self.objectives = Objectives(problem.batches)
         self.problems = Problems(problem)
         self.measuring = Measuring(self.problems, problem, fast=fast)
-        clocks: dict[tuple[Task, DelayModel], Clock] = {}
+        clocks: dict[tuple[Task, DelayModel, float | None], Clock] = {}
         self.settings = []
         for entry in entries:
-            key = (entry.task, entry.actual)
+            key = (entry.task, entry.actual, entry.patience)
             if key not in clocks:
-                clocks[key] = Clock(entry.actual, entry.task, seed)
+                clocks[key] = Clock(entry.actual, entry.task, seed, entry.patience)
             start = entry.task.learner.start(stream(seed, "model"))
             first, rng = asarray_like(start, problem.batches[0].targets), stream(seed, "scheme")
             state = entry.scheme.start(entry.task, entry.fleet, first, rng=rng)

@@ -116,6 +116,7 @@ def tables(every: Sequence[Finished]) -> list[CellRun]:
 def _run_facts(ended: Finished) -> dict[str, float]:
     features, dataset = ended.unit.features, ended.unit.dataset
     schemes = [scheme_class(cell.config.name) for cell in ended.unit.cells]
+    limits = [r.deadline for r in ended.records if np.isfinite(r.deadline) and not r.is_setup]
     is_private = any(only_private(scheme.info.disclosure) for scheme in schemes)
     return {
         "sigma": getattr(features, "sigma", np.nan),
@@ -123,6 +124,7 @@ def _run_facts(ended: Finished) -> dict[str, float]:
         "diverged": float(not np.isfinite(ended.stored["model"]).all()),
         "chance": dataset.chance,
         "test_points": float(len(dataset.test_labels)),
+        "limit_s": max(limits) if limits and ended.cell.baseline else np.nan,
     } | ({} if is_private else pooled_metrics(dataset))
 
 

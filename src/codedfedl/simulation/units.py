@@ -105,7 +105,12 @@ class SeedUnit:
                 task = scheme.own_task(tasks[key])
                 made[entry] = (task, *_planned_and_actual(experiment.fleet, self, task))
             contender = Contender(
-                cell.label, scheme, *made[entry], followed=training.objective, hours=training.hours
+                cell.label,
+                scheme,
+                *made[entry],
+                followed=training.objective,
+                hours=training.hours,
+                patience=training.patience,
             )
             contenders.append(contender)
         return contenders
