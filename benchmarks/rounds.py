@@ -2,11 +2,9 @@
 
 Real processes on loopback, `uncoded`, which waits for all. Flower's own way, in which every node
 connects to the SuperLink itself and starts a process for every message, beside ours, with a gate
-that holds requests, nodes that answer in one process, and pulls in one request.
+that holds requests, nodes that are one process each, and pulls in one request. Then processor
+seconds of the server alone, a round of `coded-newton`, with many nodes in this process.
 `python -m benchmarks.rounds`
-
-With `--memory 100 1000`: processor seconds of the server alone, a round of `coded-newton`, with so
-many nodes of 20 points in this process.
 """
 
 import argparse
@@ -220,32 +218,29 @@ def _server_threads(mark: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[3, 10])
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--ours", action="store_true", help="leave Flower's own way out")
-    parser.add_argument("--memory", type=int, nargs="+", help="only nodes of this process")
+    parser.add_argument("--nodes", type=int, nargs="*", default=[3, 10, 30])
+    parser.add_argument("--stock", type=int, nargs="*", default=[3, 10], help="Flower's own way")
+    parser.add_argument("--memory", type=int, nargs="*", default=[100, 300, 1000])
+    parser.add_argument("--rounds", type=int, default=6)
     given = parser.parse_args()
-    if given.memory:
-        print("nodes  processor seconds of the server a round")
-        for nodes in given.memory:
-            with tempfile.TemporaryDirectory() as folder:
-                spent = measure_in_memory(nodes, given.rounds, Path(folder))
-            print(f"{nodes:5}  {spent:39.2f}", flush=True)
-        return
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
     )
     print("nodes  way     seconds a round  processor seconds: all  server  threads of the server")
-    for nodes in given.nodes:
-        for stock in (False,) if given.ours else (True, False):
+    for way, counts in (("Flower", given.stock), ("ours", given.nodes)):
+        for nodes in counts:
             with tempfile.TemporaryDirectory() as folder:
-                m = measure(nodes, given.rounds, Path(folder), stock=stock)
-            way = "Flower" if stock else "ours"
+                m = measure(nodes, given.rounds, Path(folder), stock=way == "Flower")
             print(
                 f"{nodes:5}  {way:6}  {m.seconds:15.2f}  {m.processor:22.2f}  {m.server:6.2f}"
                 f"  {m.threads:21}",
                 flush=True,
             )
+    print("nodes  processor seconds of the server a round, nodes in memory")
+    for nodes in given.memory:
+        with tempfile.TemporaryDirectory() as folder:
+            spent = measure_in_memory(nodes, given.rounds, Path(folder))
+        print(f"{nodes:5}  {spent:55.2f}", flush=True)
 
 
 if __name__ == "__main__":

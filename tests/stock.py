@@ -5,8 +5,7 @@ from math import inf
 
 from codedfedl.federate.deploy.local import SUPERLINK, LocalFederation
 from codedfedl.federate.flower.programs import HOST, free_port, own_user
-from codedfedl.federate.flower.supernode import supernode_options
-from codedfedl.federate.node.config import NodeConfig
+from codedfedl.federate.node.config import Access, NodeConfig
 
 __all__ = ["StockFederation", "as_flower_takes_it"]
 
@@ -22,7 +21,15 @@ class StockFederation(LocalFederation):
         quick = ["env", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2"]
         program = [*own_user("flower-supernode"), "--host", HOST, "--port", str(free_port())]
         stated = ["--node-config", as_flower_takes_it(config)]
-        return [*quick, *program, *supernode_options(self.access(name)), *stated]
+        return [*quick, *program, *_options(self.access(name)), *stated]
+
+
+def _options(access: Access) -> list[str]:
+    """Return how a SuperNode reaches the server; plaintext without keys."""
+    if access.ca is None or access.key is None:
+        return ["--superlink", access.superlink, "--insecure"]
+    options = ["--superlink", access.superlink, "--root-certificates", str(access.ca.resolve())]
+    return [*options, "--auth-supernode-private-key", str(access.key.resolve())]
 
 
 def as_flower_takes_it(config: NodeConfig) -> str:

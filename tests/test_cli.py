@@ -372,6 +372,9 @@ class TestSimulate:
         assert code == 0
         assert found["coded 20%"]["gain"] > 2
         assert None not in found["coded 10%"]["rounds"]
+        winner = max(found.values(), key=lambda row: row["gain_total"] or 0.0)
+        assert winner["scheme"] == "coded-newton"
+        assert min(winner["rounds"]) > 1
 
     def test_reproduce_needs_a_seed(self, run: Run, tmp_path: Path) -> None:
         code, _, err = run("reproduce", "table1", "--seeds", 0, "--out", tmp_path / "x")

@@ -1,8 +1,10 @@
 """The files in deploy/: they are well-formed, and their commands are commands of the package."""
 
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,10 @@ def test_units_start_commands_that_exist(path: Path) -> None:
     assert program == "/opt/codedfedl/bin/codedfedl"
     parsed(words)
     assert "Restart=always" in text
+    if (systemd := shutil.which("systemd-analyze")) is not None:
+        command = [systemd, "verify", "--man=no", str(path)]
+        said = subprocess.run(command, check=False, capture_output=True, text=True).stderr
+        assert all("is not executable" in line for line in said.splitlines()), said
 
 
 def test_alerts_are_on_metrics_that_there_are() -> None:
@@ -105,9 +111,46 @@ def test_the_services_commands_make_a_federation(tmp_path: Path) -> None:
         federate("register", "nodes/helper/helper.pub", "--role", "helper")
         federate("run")
         done = fleet / "run/model.npz"
-        eventually(done.is_file, 300, "the federation did not end")
+        eventually(done.is_file, 900, "the federation did not end")
     finally:
         for process in running:
             process.terminate()
         for process in running:
-            process.wait(30)
+            process.wait(120)
+
+
+def _docker(*words: str) -> str:
+    command = ["docker", *words]
+    done = subprocess.run(command, cwd=DEPLOY.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.engine
+@pytest.mark.long
+def test_the_image_is_built_and_the_services_start() -> None:
+    """Its server becomes healthy, and nodes with keys connect; the volume goes with it."""
+    from tests.waiting import eventually
+
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(["docker", "compose", "ls"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("needs Docker with compose, and a daemon that runs")
+    compose = ("compose", "--project-name", "codedfedl-test", "-f", "deploy/compose.yaml")
+    try:
+        _docker(*compose, "build")
+        _docker(*compose, "run", "--rm", "init")
+        _docker(*compose, "run", "--rm", "keys")
+        _docker(*compose, "up", "--detach", "--wait", "server")
+        _docker(*compose, "up", "--detach", "helper")
+        inside = (*compose, "exec", "-T", "server", "codedfedl", "federate")
+        _docker(*inside, "register", "nodes/helper/helper.pub", "--role", "helper")
+
+        def is_connected() -> bool:
+            (helper,) = json.loads(_docker(*inside, "nodes", "--json"))["nodes"]
+            return bool(helper["connected"])
+
+        eventually(is_connected, 120, "the helper did not connect")
+    finally:
+        _docker(*compose, "down", "--volumes", "--rmi", "local")

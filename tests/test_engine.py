@@ -1,4 +1,4 @@
-"""The real engine: SuperLink and SuperNode processes, sockets, TLS, signals.
+"""The real engine: processes of a SuperLink and of nodes, sockets, TLS, signals.
 
 What takes more than two minutes is marked `long`; `make test-engine` runs it too.
 """
@@ -202,7 +202,7 @@ def test_all_processes_are_told_to_stay_at_home(tmp_path: Path) -> None:
     """No telemetry, no update check, no installation: in the environment of every process."""
     running = Running(tmp_path, experiment_of(1))
     with running.local:
-        programs = ("federate serve", "flower-superlink", "federate node", "flower-supernode")
+        programs = ("federate serve", "flower-superlink", "federate node")
         started = eventually(lambda: _all_of(programs, flowers_of(tmp_path)), 60, "not all started")
         for pid, command in started.items():
             environ = Path(f"/proc/{pid}/environ").read_bytes()

@@ -308,6 +308,17 @@ class TestFewMeasurements:
 
 
 class TestEstimates:
+    def test_times_that_are_almost_nothing_beside_others(self) -> None:
+        """Some draws are near 0: a line through them is not corrected for ever by its rounding."""
+        load = [100, 200, 200, 400, 400]
+        milliseconds = [0.12308400073379744, 4.719800001112162, 43.99994599953061]
+        milliseconds += [23.761971000567428, 35.36658899975009]
+        total = [4.20128398199995, 3.666677632001665, 3.77350192799895]
+        total += [2.9309871189998375, 3.42881639]
+        compute = [each / 1000 for each in milliseconds]
+        traces = Traces(["a"] * 5, load, compute=compute, total=total)
+        assert fit(traces).fleet.overhead == pytest.approx(3.58, rel=0.01)
+
     def test_the_line_against_all_lines_through_two_points(self) -> None:
         """The highest line at the harmonic mean load that has no point below it."""
         rng = np.random.default_rng(51)

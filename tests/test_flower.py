@@ -681,13 +681,13 @@ class TestBatched:
 
         transport = FlowerTransport(Pushing(), lambda _grid: engine.pulls())
         before = threading.active_count()
-        asked = transport.ask("work", {j: (j, {}) for j in range(200)}, {}, 20.0)
+        asked = transport.ask("work", {j: (j, {}) for j in range(200)}, {}, 300.0)
         while len(engine.looks) < 3:  # nobody has answered yet
             time.sleep(0.01)
         assert engine.threads <= before + 1
         for j in range(200):
             engine.answer(j)
-        found = list(transport.gather(asked, transport.now() + 20.0))
+        found = list(transport.gather(asked, transport.now() + 300.0))
         assert sorted(arrival.facts["node"] for arrival in found) == list(range(200))
         assert all(arrival.client == arrival.facts["node"] for arrival in found)
 
@@ -705,8 +705,8 @@ class TestBatched:
 
         transport = FlowerTransport(Answering(), lambda _grid: engine.pulls())
         before = threading.active_count()
-        asked = transport.ask("work", {j: (j, {}) for j in range(50)}, {}, 20.0, at_once=most)
-        found = list(transport.gather(asked, transport.now() + 20.0))
+        asked = transport.ask("work", {j: (j, {}) for j in range(50)}, {}, 300.0, at_once=most)
+        found = list(transport.gather(asked, transport.now() + 300.0))
         assert sorted(arrival.facts["node"] for arrival in found) == list(range(50))
         assert max(engine.looks) <= most
         own = 1 + 32  # the engine puts the parts of one answer together side by side

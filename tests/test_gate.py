@@ -54,11 +54,13 @@ class Upstream:
 
 
 @asynccontextmanager
-async def gate_to(upstream: Upstream, **limits: Any) -> AsyncIterator[int]:
+async def gate_to(
+    upstream: Upstream, bell: Path | None = None, **limits: Any
+) -> AsyncIterator[int]:
     server = await asyncio.start_server(upstream, HOST, 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        gate = Gate((HOST, port), None, GateLimits(**limits))
+        gate = Gate((HOST, port), None, GateLimits(**limits), bell=bell)
         async with gate.listening(HOST, 0, None) as listening:
             yield listening
 
@@ -408,6 +410,23 @@ def test_a_question_for_messages_is_held_until_there_are_some() -> None:
     got = run(upstream, lambda port: say(port, pull), hold=10.0)
     assert got.endswith(b"messages")
     assert [body for _, body in upstream.seen] == [b"node"] * 3
+
+
+def test_the_superlink_is_asked_again_when_a_server_app_has_rung(tmp_path: Path) -> None:
+    upstream, bell = Upstream([b"", b"messages"]), tmp_path / "rung"
+    bell.write_bytes(b".")
+
+    async def scene(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(request("/v1/fleet/pull-messages", b"node"))
+        await asyncio.sleep(0.5)
+        assert len(upstream.seen) == 1
+        bell.write_bytes(b"..")
+        got = await reader.readuntil(b"messages")
+        writer.close()
+        return got
+
+    assert run(upstream, scene, hold=15.0, bell=bell).endswith(b"messages")
 
 
 def test_a_question_for_messages_is_not_held_for_ever() -> None:

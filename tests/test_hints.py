@@ -22,6 +22,7 @@ from codedfedl.cli.following import (
     watch,
 )
 from codedfedl.errors import InputError
+from codedfedl.federate.deploy.registry import RegisteredKey, Registry
 from codedfedl.federate.server.session import federate
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -41,6 +42,7 @@ class Link:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.go = folder, threading.Event()
+        self.registry = Registry(folder / "nodes.json")
         self.submitted: list[tuple[Path, Path]] = []
         self.server = threading.Thread(target=lambda: None)
 
@@ -122,6 +124,20 @@ def test_a_run_that_was_stopped_is_continued_with_the_printed_command(
     assert (status.state, status.round) == ("done", 2)
 
 
+def test_keys_that_a_run_waits_for_are_named_at_once(
+    written: Path, tmp_path: Path, capsys: Any
+) -> None:
+    link: Any = Stopping(tmp_path)
+    submit(link, read_experiment(written), tmp_path / "plaintext")
+    assert capsys.readouterr().err == ""
+    link.registry.begin()
+    link.registry.add(RegisteredKey("ada", 7, "key of ada"))
+    submit(link, read_experiment(written), tmp_path / "run")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "warning: 1 keys are registered as node, of 3 that the run waits for" in said
+    assert [command[:2] for command in commands_in(said)] == [["federate", "register"]]
+
+
 def test_a_dead_server_names_a_command_that_continues_the_run(
     written: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +156,8 @@ def test_a_dead_server_names_a_command_that_continues_the_run(
 
 def test_a_submission_that_fails_leaves_its_reason(written: Path, tmp_path: Path) -> None:
     class Broken:
+        registry = Registry(tmp_path / "nodes.json")
+
         def submit(self, _experiment: Path, _out: Path) -> int:
             raise InputError("the engine takes no runs")
 

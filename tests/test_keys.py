@@ -219,6 +219,17 @@ class TestOwnUser:
         guard = OwnUser(None, user=1000, table=table(tmp_path, *rows))  # type: ignore[arg-type]
         assert guard.passes(self.CLIENT, self.SERVER) is passes
 
+    def test_one_that_passed_is_known_by_its_object_not_by_its_address(
+        self, tmp_path: Path
+    ) -> None:
+        """A port may be another user's by the next connection."""
+        guard = OwnUser(None, user=1000, table=table(tmp_path, row(50_000, 8000, 1000)))  # type: ignore[arg-type]
+        first, second = ("127.0.0.1", 50_000), ("127.0.0.1", int("50000"))
+        assert guard.passes(first, self.SERVER)
+        table(tmp_path, row(50_000, 8000, 1001))
+        assert guard.passes(first, self.SERVER)
+        assert not guard.passes(second, self.SERVER)
+
     def test_what_has_no_address_on_loopback(self, tmp_path: Path) -> None:
         guard = OwnUser(None, table=table(tmp_path))  # type: ignore[arg-type]
         assert not guard.passes(("10.0.0.1", 50_000), self.SERVER)

@@ -3,17 +3,24 @@
 import json
 import logging
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from codedfedl import InputError
 from codedfedl.cli.output import log_lines
+from codedfedl.data.shards import read_shard
 from codedfedl.federate.node.config import Access, HelperConfig, NodeConfig, with_file
+from codedfedl.federate.node.node import Node
+from codedfedl.federate.secure.vault import Vault
+from codedfedl.federate.server.meeting import job_of
 from codedfedl.federate.server.session import federate
+from codedfedl.federate.transport import MemoryTransport
+from codedfedl.io.tables import write_table
 from codedfedl.runs.advice import no_better_than_chance
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment
@@ -177,6 +184,58 @@ class TestQuorum:
         assert "4 of 3 nodes would have to be there" in said[-1]
 
 
+class TestTables:
+    """CSV files of two sites, without a preparation: words for classes, columns in any order."""
+
+    def node(self, folder: Path, name: str, columns: list[str], kinds: str, seed: int) -> Node:
+        path, rng = folder / f"{name}.csv", np.random.default_rng(seed)
+        kind = rng.choice(list(kinds), 60)
+        cells = {"age": rng.normal(size=60) + 4 * (kind == "b"), "label": kind}
+        cells["dose"] = rng.normal(size=60) + 4 * (kind == "c")
+        write_table(path, {column: cells[column] for column in columns})
+        return Node(name, lambda: read_shard(path), folder / name)
+
+    def play(self, folder: Path, nodes: Sequence[Node], out: str = "run") -> RunDirectory:
+        scheme = {"name": "coded-newton", "setup_deadline": 2.0}
+        experiment = experiment_of(2, 3, scheme, test=str(folder / "test.csv"), deadline=5.0)
+        transport = MemoryTransport({j: node.answer for j, node in enumerate(nodes)}, lambda *_: 1)
+        directory = RunDirectory(folder / out)
+        federate(transport, experiment, directory, lambda _: None)
+        return directory
+
+    def test_names_count_not_places(self, tmp_path: Path, run: Run) -> None:
+        ada = self.node(tmp_path, "ada", ["age", "dose", "label"], "ab", 0)
+        bob = self.node(tmp_path, "bob", ["label", "dose", "age"], "cb", 1)
+        self.node(tmp_path, "test", ["dose", "label", "age"], "abc", 2)
+        directory = self.play(tmp_path, [ada, bob])
+        assert Journal(directory.path).records()[-1].metric > 0.9
+        model, unseen = directory.path / "model.npz", tmp_path / "unseen.csv"
+        self.node(tmp_path, "unseen", ["label", "age", "dose"], "cab", 3)
+        document = json.loads(run("predict", model, unseen, "--json")[1])
+        assert document["accuracy"] > 0.9
+        assert set(document["predictions"]) == {"a", "b", "c"}
+
+    def test_under_secure_sums_a_node_keeps_its_classes_to_itself(self, tmp_path: Path) -> None:
+        node = self.node(tmp_path, "ada", ["age", "dose", "label"], "ab", 0)
+        job = asdict(job_of(experiment_of(2), "0" * 32))
+        assert node.answer("hello", {"job": job}, {})[0]["words"] == ["a", "b"]
+        node.vault = Vault(tmp_path / "vault", "09" + "00" * 31)
+        with pytest.raises(InputError, match=r"number the classes, or name all in a preparation"):
+            node.answer("hello", {"job": job}, {})
+
+    def test_other_columns_and_unknown_classes_are_refused(self, tmp_path: Path) -> None:
+        ada = self.node(tmp_path, "ada", ["age", "dose", "label"], "ab", 0)
+        bob = self.node(tmp_path, "bob", ["label", "dose", "age"], "ab", 1)
+        self.node(tmp_path, "test", ["dose", "label", "age"], "ax", 2)
+        with pytest.raises(InputError, match="labels are a, x, and the federation's classes are a"):
+            self.play(tmp_path, [ada, bob])
+        path = tmp_path / "bob.csv"
+        path.write_text(path.read_text().replace("dose", "rate", 1))
+        bob = Node("bob", lambda: read_shard(path), tmp_path / "bob again")
+        with pytest.raises(InputError, match=r"2 inputs \(age, (dose|rate)\), .* unlike most"):
+            self.play(tmp_path, [ada, bob], "again")
+
+
 def test_greetings_are_events(tmp_path: Path) -> None:
     experiment = experiment_of(2, rounds=1)
     directory = RunDirectory(tmp_path / "run")
@@ -270,13 +329,12 @@ class TestPrograms:
 
     def test_a_node_says_why_it_is_not_connected(self) -> None:
         pytest.importorskip("flwr")
-        from codedfedl.federate.flower.supernode import reason_of_end
+        from codedfedl.federate.flower.supernode import why_refused
 
-        unknown = ["[code: 2004] Failed to activate SuperNode.", "Finished"]
-        why = reason_of_end(unknown, "server:1", "ada", connected=False, revoked=False)
+        why = why_refused("server:1", "ada", signature=False, revoked=False)
         assert "server:1 does not know the key of ada" in why
         assert "codedfedl federate register ada.pub" in why
-        why = reason_of_end(unknown, "server:1", "ada", connected=False, revoked=True)
+        why = why_refused("server:1", "ada", signature=False, revoked=True)
         assert "its operator has revoked it" in why
-        why = reason_of_end(["out of memory"], "server:1", "ada", connected=True, revoked=False)
-        assert why == "the SuperNode of ada ended (out of memory)"
+        why = why_refused("server:1", "ada", signature=True, revoked=False)
+        assert "set this machine's clock" in why

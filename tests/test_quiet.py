@@ -38,12 +38,6 @@ def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def test_a_node_whose_supernode_fails_logs_one_line_a_minute(lines: Any) -> None:
-    looks = iter([True] * 100)
-    worker.answer_tasks(FailingClient(), lambda: NotImplemented, lambda: next(looks, False))
-    assert lines() == ["a task was not done (ConnectionError: [31m]0;title second line)"]
-
-
 def test_a_server_whose_superlink_fails_logs_one_line_a_minute(lines: Any, tmp_path: Any) -> None:
     apps = worker.ServerWorker(FailingClient(), tmp_path, None)
     for _ in range(100):

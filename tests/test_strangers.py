@@ -5,16 +5,12 @@ import datetime
 import http.client
 import os
 import re
-import signal
 import ssl
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -116,10 +112,6 @@ class Scene:
                 continue
             found[process] = text.decode().split("\0")
         return found
-
-    def node_ports(self) -> list[int]:
-        words = [w for w in self.commands().values() if "flower-supernode" in w]
-        return [int(w[w.index("--port") + 1]) for w in words]
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +241,7 @@ def _check_command_lines(scene: Scene) -> None:
     files = {
         Path(word) for words in commands for option, word in pairwise(words) if option in options
     }
-    assert len(files) == 5  # the server's secret, three nodes', and the server app's token
+    assert len(files) == 2  # the server's secret, and the server app's token
     for path in files:
         assert path.stat().st_mode & 0o077 == 0
         secret = path.read_text()
@@ -280,23 +272,35 @@ def somebody_else() -> Iterator[None]:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs the superuser")
 def test_another_user_of_the_machine_is_refused(scene: Scene) -> None:
-    inner, ports, tls = scene.inner_port(), scene.node_ports(), scene.tls
-    assert len(ports) == 3
+    inner, tls = scene.inner_port(), scene.tls
     assert post(inner, "/v1/control/list-runs", tls) == 200, "its own user passes"
     commands = ("control/list-runs", "control/start-run", "control/register-node")
     tasks = ("runtime/acquire-task", "runtime/pull-object")
     with somebody_else():
         for path in commands + tasks:
             assert post(inner, f"/v1/{path}", tls) == 403, path
-        for port in ports:
-            assert post(port, "/v1/runtime/acquire-task", None) == 403
+
+
+def test_nothing_listens_on_a_node(scene: Scene) -> None:
+    """So that other users of its machine reach nothing."""
+    commands = scene.commands().items()
+    nodes = [process for process, words in commands if "node" in words]
+    server = [process for process, words in commands if "serve" in words]
+    assert [len(nodes), len(server)] == [3, 1]
+    assert not any(map(_listening, nodes))
+    assert _listening(server[0]), "so that this test can fail"
+
+
+def _listening(process: int) -> set[str]:
+    """Return the sockets on which a process listens."""
+    links = [str(link.readlink()) for link in Path(f"/proc/{process}/fd").iterdir()]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]]
+    return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"} & set(links)
 
 
 def test_tasks_need_the_secret(scene: Scene) -> None:
     """Even for a process of the same user: only who can read the file gets tasks."""
     assert post(scene.inner_port(), "/v1/runtime/acquire-task", scene.tls) == 401
-    for port in scene.node_ports():
-        assert post(port, "/v1/runtime/acquire-task", None) == 401
 
 
 def test_a_revoked_key_is_over(scene: Scene) -> None:
@@ -310,60 +314,6 @@ def test_a_revoked_key_is_over(scene: Scene) -> None:
     with pytest.raises(InputError, match="the key of node-002 was revoked"):
         scene.local.superlink.register(keys.node(node_name(j))[1], node_name(j))
     assert scene.online() == 2
-
-
-def test_all_ends_with_the_server_and_with_a_node(scene: Scene) -> None:
-    """A killed node command takes its SuperNode along, without a chance to clean up."""
-    process = scene.local.processes[node_name(1)]
-    before = len(scene.node_ports())
-    os.kill(process.pid, signal.SIGKILL)
-    eventually(lambda: len(scene.node_ports()) < before, 20, "its SuperNode is still there")
-
-
-class Alone:
-    """A node of its own, whose server is not there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.temporary, self.cache = folder / "tmp", folder / "cache"
-        self.temporary.mkdir()
-        data = folder / "ada.npz"
-        np.savez(data, inputs=np.zeros((20, 4)), labels=np.arange(20) % 2)
-        self.command = [sys.executable, "-m", "codedfedl", "federate", "node", "--name", "ada"]
-        self.command += ["--superlink", f"{HOST}:9", "--data", str(data)]
-        self.command += ["--cache", str(self.cache)]
-
-    @property
-    def secret(self) -> Path:
-        return self.cache / "supernode" / "secret"
-
-    def run(self, end: signal.Signals) -> str:
-        """Run it until it has a SuperNode, and end it; return the secret of the two."""
-        environment = os.environ | {"TMPDIR": str(self.temporary)}
-        with subprocess.Popen(self.command, env=environment, stderr=subprocess.PIPE) as process:
-            assert process.stderr is not None
-            for line in process.stderr:
-                if b"ada is up" in line:
-                    break
-            secret = self.secret.read_text()
-            assert self.secret.stat().st_mode & 0o777 == 0o600
-            assert self.secret.parent.stat().st_mode & 0o777 == 0o700
-            process.send_signal(end)
-        return secret
-
-    def left(self) -> list[Path]:
-        """Return what is left in the temporary folder."""
-        return list(self.temporary.rglob("*"))
-
-
-def test_a_killed_node_leaves_no_secret_in_the_temporary_folder(tmp_path: Path) -> None:
-    """It is in the node's own folder, until the node is started again or ends by itself."""
-    node = Alone(tmp_path)
-    first = node.run(signal.SIGKILL)
-    assert node.left() == []
-    assert node.secret.read_text() == first
-    assert node.run(signal.SIGTERM) != first
-    assert node.left() == []
-    assert not node.secret.exists()
 
 
 def test_a_stock_node_loads_the_delivered_client(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def local_command(
     serve: Serve = None,
     as_json: Json = False,
 ) -> None:
-    """Run a whole federation on this machine: a SuperLink, SuperNodes, and sockets on loopback.
+    """Run a whole federation on this machine: a SuperLink, nodes, and sockets on loopback.
 
     Every node has its own data file, cache and key. All processes are ended, whatever happens. The
     run directory is like that of a simulation, with logs in local/logs. Every round is shown as it

@@ -4,6 +4,7 @@ import math
 import shlex
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,13 +14,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from codedfedl.cli.output import messages, say, wrote
+from codedfedl.core.disclosure import needs_helper
 from codedfedl.errors import InputError
+from codedfedl.federate.job import HELPER
 from codedfedl.io.connections import own_or_superuser
 from codedfedl.report.html import render_report
 from codedfedl.report.live import LivePage, RoundSender
 from codedfedl.runs.advice import advice, nobody_arrived
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
+from codedfedl.runs.federation import federation_config, scheme_of
 from codedfedl.runs.journal import Journal
 from codedfedl.runs.watching import Sight, look
 from codedfedl.tracking import open_tracker
@@ -53,8 +57,25 @@ def submit(link: "Superlink", experiment: Experiment, out: Path) -> int:
     directory = RunDirectory(out)
     directory.open(experiment, resume=True)
     directory.announce("starting")  # from now on it can be followed
+    _warn_of_keys(link, experiment)
     with directory.failures_noted():
         return link.submit(out / "config.toml", out)
+
+
+def _warn_of_keys(link: "Superlink", experiment: Experiment) -> None:
+    """Say at once that a run will wait for keys which are not registered."""
+    from codedfedl.federate.deploy.registry import NODE
+
+    config = federation_config(experiment)
+    helpers = int(needs_helper(scheme_of(experiment).disclosure))
+    roles = Counter(entry.role for entry in link.registry.entries() if not entry.revoked)
+    for role, needed in ((NODE, config.clients), (HELPER, helpers)):
+        if link.registry.path.is_file() and roles[role] < needed:
+            say(
+                f"warning: {roles[role]} keys are registered as {role}, of {needed} that the run "
+                "waits for: "
+                f"codedfedl federate register NAME.pub --role {role}"
+            )
 
 
 def run_and_follow(link: "Superlink", experiment: Experiment, out: Path, serve: int | None) -> None:

@@ -5,10 +5,10 @@ All clients must use the same units, so nothing here depends on the values of a 
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,10 @@ import numpy.typing as npt
 from codedfedl.arrays import FloatArray
 from codedfedl.data.columns import Roles, Task, read_raw_table
 from codedfedl.data.dataset import scaled, targets_of, texts
-from codedfedl.data.files import FILES, TABLES, label_names, read_file
+from codedfedl.data.files import FILES, TABLES, Points, label_names, read_file
 from codedfedl.data.tabular import Preparation, read_preparation
 from codedfedl.errors import InputError
+from codedfedl.io.names import listed
 
 _ROWS_AT_ONCE = 4096
 ROWS_SUMMED_AT_ONCE = 1 << 16
@@ -34,10 +35,16 @@ class Shard:
         Numbers; or texts, shape (n, 1), for an encoder.
     labels : array of shape (n,) or (n, c)
         Whole numbers in one column mean classes, and decimal numbers regression.
+    names
+        The input columns of a table.
+    words
+        The classes of labels that are words in the file, in order.
     """
 
     inputs: npt.NDArray[Any]
     labels: npt.NDArray[Any]
+    names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         inputs, labels = self.inputs, self.labels
@@ -77,6 +84,19 @@ class Shard:
         if self.is_classification:
             return int(self.labels.max()) + 1
         return 1 if self.labels.ndim == 1 else self.labels.shape[1]
+
+    def in_classes(self, words: Sequence[str]) -> Self:
+        """Return the points with labels that number these classes, among which are its own."""
+        if not words and not self.words:
+            return self
+        if not self.words or not set(self.words) <= set(words):
+            mine, theirs = (listed(names) or "numbers" for names in (self.words, words))
+            raise InputError(
+                f"labels are {mine}, and the federation's classes are {theirs}: name classes in "
+                "the same way everywhere"
+            )
+        places = np.searchsorted(words, self.words)
+        return replace(self, labels=places[self.labels], words=tuple(words))
 
     @property
     def fingerprint(self) -> str:
@@ -122,7 +142,7 @@ def read_shard(
     if path.suffix in FILES:
         points = read_file(path, label, text)
         assert points.labels is not None
-        return Shard(points.inputs, points.labels)
+        return _matched(points, text)
     if not path.is_dir():
         raise InputError(
             f"cannot read {path}: give an .npz, .csv or .parquet file, or a folder with inputs.npy "
@@ -132,6 +152,19 @@ def read_shard(
         return Shard(*(np.load(path / f"{name}.npy", "r") for name in ("inputs", "labels")))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
+
+
+def _matched(points: Points, text: str | None) -> Shard:
+    """Return points with columns in the order of their names, and words of labels numbered."""
+    inputs, labels, words = points.inputs, points.labels, ()
+    assert labels is not None
+    names = points.columns if text is None else ()
+    order = sorted(range(len(names)), key=names.__getitem__)
+    if labels.dtype.kind == "U" and labels.ndim == 1:
+        classes, labels = np.unique(labels, return_inverse=True)
+        words = tuple(classes.tolist())
+    inputs = inputs[:, order] if names else inputs
+    return Shard(inputs, labels, tuple(names[k] for k in order), words)
 
 
 def _prepared(path: Path, label: str | None, preparation: Preparation) -> Shard:

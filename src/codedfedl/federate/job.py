@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ class Job:
     encoder
         How the encoder is used, where the features are one's: `text` and `normalise`. Which it is
         never travels: each node has its own, and answers with a fingerprint.
+    words
+        Names of the classes, sorted, where the nodes' tables have words for labels.
     """
 
     key: str
@@ -54,6 +56,7 @@ class Job:
     encoder: Mapping[str, bool] = field(default_factory=dict)
     points: int = 0
     model: Mapping[str, Any] = field(default_factory=dict)
+    words: Sequence[str] = ()
 
     def learner(self, inputs: int) -> Learner:
         """Return what is trained, on points of so many features."""

@@ -80,6 +80,9 @@ class Transport(Protocol):
     def nodes(self) -> set[int]:
         """Return the nodes that are there, as far as is known."""
 
+    def called(self, node: int) -> str:
+        """Return what people call a node before it has greeted."""
+
     def ask(
         self,
         kind: str,
@@ -205,6 +208,10 @@ class MemoryTransport:
     def nodes(self) -> set[int]:
         """Return who is online."""
         return set(self.online)
+
+    def called(self, node: int) -> str:
+        """Return the node's number."""
+        return f"node {node}"
 
     def ask(
         self,

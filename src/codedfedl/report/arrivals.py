@@ -35,6 +35,7 @@ TIMELINE = {
 """What a bar stands for, and its colour."""
 
 _MAX_LANES = 30  # A larger fleet is shown by so many of its clients.
+_FEW_LANES = 5  # Clients of a figure that is lower than its longer label is long.
 _BLUE = "#3d7cc9"
 _PALE = "#8a94a0"
 _MISSING = {"late": ("x", ORANGE), "dropped": ("s", GREY), "refused": ("^", "#b3261e")}
@@ -241,7 +242,8 @@ def timeline_figure(rows: Columns, seconds: float, unit: Unit) -> Figure:
             if begin < drawn:
                 _draw_round(ax, begin, end, times[lanes], there[lanes])
         ax.set(xlim=(0, drawn), ylim=(len(lanes) - 0.4, -0.6), yticks=[])
-        ax.set(xlabel=f"{unit.name} since the first round began", ylabel="clients, fastest first")
+        ylabel = "clients, fastest first" if len(lanes) > _FEW_LANES else "clients"
+        ax.set(xlabel=f"{unit.name} since the first round began", ylabel=ylabel)
         if ends[-1] < 0.97 * drawn:
             ax.axvspan(ends[-1], drawn, color=_PALE, alpha=0.12, lw=0)
     return figure

@@ -62,6 +62,8 @@ class Members:
         Label columns, and whether they are classes.
     scaling
         The scale that they have agreed on, if any: `Scaling` as a mapping.
+    table, words
+        Names of the input columns, and of the classes, where the nodes have tables with them.
     """
 
     key: str
@@ -73,6 +75,8 @@ class Members:
     classes: bool
     scaling: Mapping[str, list[float]] = field(default_factory=dict)
     claims: list[int] = field(default_factory=list)
+    table: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
     format: int = _FORMAT
 
     @property

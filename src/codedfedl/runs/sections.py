@@ -322,7 +322,8 @@ class SchemeConfig(BaseModel):
                 else {}
             )
             settings |= nested or {key: value}
-        code = " ".join(str(settings.pop(key)) for key in ("code", "nonzeros") if key in settings)
+        code = str(settings.pop("code", ""))
+        code += f" {settings.pop('nonzeros')}" if code and "nonzeros" in settings else ""
         words = [
             f"{100 * value:.4g}%"
             if key in ("redundancy", "drop") and isinstance(value, int | float)

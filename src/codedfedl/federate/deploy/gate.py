@@ -7,7 +7,8 @@ one content length and no transfer encoding, and is written anew for the SuperLi
 through, up to a size.
 
 It also holds a node's question for messages until there are some. A node that finds none sleeps
-for three seconds, which would otherwise be a part of every round.
+for three seconds, which would otherwise be a part of every round. The SuperLink is asked when a
+server app has rung; for one that does not ring, again and again.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import inf
+from pathlib import Path
 
 from codedfedl.federate.deploy.listener import GateLimits, Listener, Stream
 
@@ -99,6 +101,8 @@ class Gate:
         Takes a sentence about refused requests, without anything that a stranger wrote.
     free
         Returns the free bytes of the disk with the SuperLink's data base.
+    bell
+        A file that grows whenever a server app has sent messages; None, or absent, if none says so.
     """
 
     upstream: tuple[str, int]
@@ -106,6 +110,7 @@ class Gate:
     limits: GateLimits = field(default_factory=GateLimits)
     say: Callable[[str], None] = lambda _: None
     free: Callable[[], float] = lambda: inf
+    bell: Path | None = None
 
     def __post_init__(self) -> None:
         self.held = 0
@@ -118,9 +123,19 @@ class Gate:
         return listener.listening(host, port)
 
     @property
-    def pause(self) -> float:
-        """Seconds between two looks for a node's messages: longer where many questions are held."""
-        return max(0.2, 0.02 * self.held)
+    def rung(self) -> int:
+        """How often a server app has rung; 0 if none does."""
+        try:
+            return 0 if self.bell is None else self.bell.stat().st_size
+        except OSError:
+            return 0
+
+    async def wait(self, before: int, until: float) -> None:
+        """Wait until there may be messages: less often where many questions are held."""
+        if not before:
+            until = min(until, time.monotonic() + max(0.2, 0.02 * self.held))
+        while self.rung == before and time.monotonic() < until:
+            await asyncio.sleep(max(0.05, 0.001 * self.held))
 
 
 class _Passage:
@@ -186,7 +201,7 @@ class _Passage:
         self.gate.held += 1
         try:
             while True:
-                link = await self._connect()
+                rung, link = self.gate.rung, await self._connect()
                 link[1].write(head.written(self._host) + body)
                 answer = await self._response(link[0])
                 content = await asyncio.wait_for(
@@ -194,9 +209,11 @@ class _Passage:
                 )
                 self._used = time.monotonic()
                 is_waiting = not content and b" 200" in answer.line
-                if not is_waiting or time.monotonic() > until or self.reader.at_eof():
+                if not is_waiting:
                     return answer, content
-                await asyncio.sleep(self.gate.pause)
+                await self.gate.wait(rung, until)
+                if time.monotonic() > until or self.reader.at_eof():
+                    return answer, content
         finally:
             self.gate.held -= 1
 

@@ -103,7 +103,7 @@ def check_server(superlink: str, authority: Path) -> None:
             "certificates with codedfedl federate init"
         ) from None
     except OSError:
-        return  # the SuperNode tries again until it is there
+        return  # the node tries again until it is there
 
 
 def make_keys(
@@ -155,6 +155,16 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
         public_key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     )
     return private, public
+
+
+def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return a node's private key."""
+    try:
+        return _kept_key(path, serialization.PrivateFormat.OpenSSH)
+    except ValueError:
+        raise InputError(
+            f"{path} is not a private key: make one with codedfedl federate key"
+        ) from None
 
 
 def check_name(name: str) -> None:

@@ -162,6 +162,11 @@ class BoundTransport:
         self.now, self.remaining = transport.now, transport.remaining
         self.sleep, self.nodes = transport.sleep, transport.nodes
 
+    def called(self, node: int) -> str:
+        """Return the name that a node's key is registered for."""
+        names = {entry.node: entry.name for entry in self._registry.entries()}
+        return names.get(node) or self._transport.called(node)
+
     def ask(
         self,
         kind: str,

@@ -52,10 +52,17 @@ class FlowerTransport:
     ----------
     pulls
         How answers are fetched from a grid.
+    ring
+        Called when messages were sent.
     """
 
-    def __init__(self, grid: Grid, pulls: Callable[[Grid], Pulls] = pulls_of) -> None:
-        self._grid, self._pulls = grid, pulls
+    def __init__(
+        self,
+        grid: Grid,
+        pulls: Callable[[Grid], Pulls] = pulls_of,
+        ring: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._grid, self._pulls, self._ring = grid, pulls, ring
         self._arrivals: SimpleQueue[tuple[Arrival, _Slot]] = SimpleQueue()
         self._questions = 0
 
@@ -74,6 +81,10 @@ class FlowerTransport:
     def nodes(self) -> set[int]:
         """Return the nodes that are there, as far as the engine knows."""
         return set(tried(self._grid.get_node_ids))
+
+    def called(self, node: int) -> str:
+        """Return the node's number."""
+        return f"node {node}"
 
     def ask(
         self,
@@ -131,6 +142,7 @@ class FlowerTransport:
             sent = tried(lambda: self._grid.push_messages(messages))
         except InputError:
             sent = []
+        self._ring()
         return [*sent, *[None] * (len(messages) - len(sent))]
 
 

@@ -1,9 +1,9 @@
 """Flower's programs as this package uses them: no telemetry, no update check, no installation.
 
-A SuperLink takes commands, and a SuperNode gives out tasks, from whoever reaches its port; on
-loopback that is every user of the machine. So these programs are started by this module,
-``python -m codedfedl.federate.flower.programs flower-superlink …``: the connection of every request
-is looked up in the kernel's table, which says whose it is, and those of other users are refused.
+A SuperLink takes commands from whoever reaches its port; on loopback that is every user of the
+machine. So it is started by this module, ``python -m codedfedl.federate.flower.programs
+flower-superlink …``: the connection of every request is looked up in the kernel's table, which says
+whose it is, and those of other users are refused.
 Nodes' requests to a SuperLink are left to the engine, which checks their keys: they come through
 the gate anyway. The program ends with its parent process. Nothing of the engine is relied on but
 its use of uvicorn. Where there is no such table (no Linux), every user of the machine passes.
@@ -35,6 +35,9 @@ HOST = "127.0.0.1"
 APP = Path(__file__).parent / "app"
 """The Flower app folder that `flwr run` takes."""
 
+RUNG = "rung"
+"""The file in a server's home that grows whenever its server app has sent messages."""
+
 TESTED = ("1.41", "1.42")
 """The releases of Flower whose internals this package is tested with."""
 
@@ -46,6 +49,9 @@ START_SECONDS = 60.0
 
 # Seconds between asking a process to end and making it.
 END_SECONDS = 5.0
+
+# Connections that are not looked up again.
+REMEMBERED_CONNECTIONS = 64
 
 # Lines of a program's output that may say why it ended.
 REMEMBERED_LINES = 20
@@ -229,6 +235,7 @@ class OwnUser:
     def __init__(self, app: _App, user: int | None = None, table: Path = TABLE) -> None:
         self.app, self.table = app, table
         self.users = {os.getuid() if user is None else user, 0}
+        self._passed: deque[object] = deque(maxlen=REMEMBERED_CONNECTIONS)
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Pass a request on, or answer 403."""
@@ -243,8 +250,17 @@ class OwnUser:
             await send({"type": "websocket.close"})
 
     def passes(self, client: tuple[str, int] | None, server: tuple[str, int] | None) -> bool:
-        """Say whether a connection on loopback belongs to one of the users."""
-        return belongs_to(self.users, client, server, self.table)
+        """Say whether a connection on loopback belongs to one of the users.
+
+        The engine has an object for the client of every connection: one that passed is not looked
+        up again for each of its requests.
+        """
+        if any(client is passed for passed in self._passed):
+            return True
+        passes = belongs_to(self.users, client, server, self.table)
+        if passes and client is not None:
+            self._passed.append(client)
+        return passes
 
 
 def end_with(parent: int) -> None:

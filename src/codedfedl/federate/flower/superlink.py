@@ -39,6 +39,7 @@ from codedfedl.federate.flower.programs import (
     APP,
     HOST,
     INSTALL,
+    RUNG,
     Program,
     alone_in,
     engine,
@@ -133,7 +134,7 @@ class Superlink:
         """Return all nodes that it knows, and since when each is connected, if it is."""
         nodes = self._flwr(["supernode", "list"])["nodes"]
         return {
-            int(node["node-id"]): node["online-at"].replace(" ", "T")
+            int(node["node-id"]): node["online-at"].replace(" ", "T").replace("Z", "+00:00")
             if node["status"] == "online"
             else None
             for node in nodes
@@ -323,7 +324,8 @@ async def _serve(settings: ServerSettings, link: Program, port: int, say: Say) -
     authority = None if keys is None else keys.authority.resolve()
     disk = settings.data.resolve().parent
     free = lambda: float(shutil.disk_usage(disk).free)  # noqa: E731
-    gate = Gate((HOST, port), upstream, _limits(say), quietly(say), free)
+    (rung := settings.home / RUNG).unlink(missing_ok=True)
+    gate = Gate((HOST, port), upstream, _limits(say), quietly(say), free, rung)
     ended, warned = asyncio.Event(), -DAY_SECONDS
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

@@ -15,7 +15,7 @@ from codedfedl.core.client import work_from
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.masked import GradientDelta, Masked
 from codedfedl.data.partitions import processing_order
-from codedfedl.data.shards import Scaling
+from codedfedl.data.shards import Scaling, Shard
 from codedfedl.errors import InputError
 from codedfedl.federate.job import Job
 from codedfedl.federate.node.cache import Cache, clear_old, scaled_targets
@@ -43,7 +43,12 @@ class Desk:
     def __init__(self, job: Job, node: "Node") -> None:
         self.job, self.node = job, node
         most = max(job.points, node.least) if job.points else 0
-        self.cache = Cache(node.cache / job.key, node.name, node.load, node.clock, most)
+        self.cache = Cache(node.cache / job.key, node.name, self.load, node.clock, most)
+
+    def load(self) -> Shard:
+        """Return the node's points, labels in this federation's classes."""
+        shard = self.node.load()
+        return shard.in_classes(self.job.words) if self.job.columns else shard
 
     @cached_property
     def features(self) -> FeatureMap:
@@ -64,7 +69,7 @@ class Desk:
                 f"the module {name[:64]!r} is not one of {node.name}'s: start it with --works and "
                 f"the module's name, or choose one of {', '.join(MODULES)}"
             )
-        return self.job.learner(self.features.size(node.load().inputs.shape[1]))
+        return self.job.learner(self.features.size(self.load().inputs.shape[1]))
 
     @cached_property
     def limits(self) -> DataLimits:
@@ -77,7 +82,7 @@ class Desk:
     @cached_property
     def sizes(self) -> Sizes:
         """The sizes that numbers of an ask are checked against."""
-        shard, job = self.node.load(), self.job
+        shard, job = self.load(), self.job
         held, inputs = shard.inputs.shape
         points = min(held, self.cache.most or held)
         fewest = shard.columns if shard.is_classification else 1
@@ -101,7 +106,7 @@ class Desk:
         self.node.refuse_few()
         if self.job.model:
             import_torch()
-        shard, vault = self.node.load(), self.node.vault
+        shard, vault = self.load(), self.node.vault
         width, features = shard.inputs.shape[1], self.features
         if shard.is_text != self.job.encoder.get("text", False):
             has, wanted = ("texts", "numbers") if shard.is_text else ("numbers", "texts")
@@ -109,12 +114,19 @@ class Desk:
                 f"{self.node.name} has {has}, and the federation trains on {wanted}: "
                 f"{'leave --text out' if shard.is_text else 'name the column of texts, --text'}"
             )
+        if vault is not None and shard.words:
+            raise InputError(
+                f"{self.node.name} has words for labels, and which of them stays its own under "
+                "secure sums: number the classes, or name all in a preparation.json"
+            )
         return {
             "name": self.node.name,
             "points": len(shard.inputs),
             "inputs": width,
             "columns": shard.columns,
             "classes": shard.is_classification,
+            "table": list(shard.names),
+            "words": list(shard.words),
             "fingerprint": fingerprint(features, width).ravel().tolist(),
             "encoder": getattr(features, "digest", ""),
             "version": __version__,
@@ -129,7 +141,7 @@ class Desk:
                 f"the moments of {self.node.name} would be its own, and it answers in sums alone: "
                 "leave federation.scale out, and scale by public constants"
             )
-        return {}, self.limits.moments(self.job, self.node.load())
+        return {}, self.limits.moments(self.job, self.load())
 
     def pair(self) -> Answered:
         """Return the helper key that this node has pinned, and its own public key."""
@@ -240,7 +252,7 @@ class Desk:
 
     def _labels(self) -> Embedding:
         """Return all points with features of 0, for work that needs none."""
-        shard, sizes = self.node.load(), self.sizes
+        shard, sizes = self.load(), self.sizes
         order, scaling = self.limits.pin(self.job), Scaling(**self.job.scaling)
         rows = processing_order(len(shard.inputs), order)[: sizes.points]
         targets = scaled_targets(shard, rows, sizes.columns, scaling)

@@ -60,6 +60,8 @@ _Interval = tuple[int, int]
 def digest_of(job: Job, fingerprint: str) -> str:
     """Return what a node's owner accepts: all of a job but its federation's key, and the data."""
     settings = {name: value for name, value in asdict(job).items() if name != "key"}
+    if not job.words:
+        del settings["words"]
     text = json.dumps([settings, fingerprint], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

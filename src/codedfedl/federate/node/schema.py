@@ -88,6 +88,15 @@ def _anything(name: str, value: Any) -> None:
 
 
 _SIDE = optional(whole(1, 10**6))
+
+
+def _sorted_texts(name: str, value: Any) -> None:
+    """Refuse what is no list of different texts in order, so that no two classes become one."""
+    _texts(name, value)
+    if list(value) != sorted(set(value)):
+        refuse(name, value, "different texts in order")
+
+
 _JOB: Rules = {
     "key": _key,
     "kind": one_of(*FEATURE_KINDS),
@@ -97,6 +106,7 @@ _JOB: Rules = {
     "batches": whole(1),
     "points": whole(),
     "columns": whole(0, MAX_COLUMNS),
+    "words": _sorted_texts,
     "tiles": record(
         {
             "image": optional(listed(whole(1, 10**6), 3)),

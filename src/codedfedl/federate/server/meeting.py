@@ -1,7 +1,7 @@
 """The start of a federation: wait for all nodes, and agree on what they compute."""
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from codedfedl.federate.node.node import NAME
 from codedfedl.federate.server.checks import RefusedError
 from codedfedl.federate.server.measuring import advice_on_claims, counted_points, unbelieved
 from codedfedl.federate.transport import Arrival, Note, Say, Transport, printable
-from codedfedl.io.names import count_of
+from codedfedl.io.names import count_of, listed
 from codedfedl.learning.features import Encoder, FeatureMap, fingerprint, same_map
 from codedfedl.learning.torch_network import chosen_loss
 from codedfedl.runs.config import UNKNOWN_POINTS, Experiment
@@ -51,6 +51,8 @@ _FORM = {
     "columns": int,
     "classes": bool,
     "fingerprint": list,
+    "table": list,
+    "words": list,
 }
 
 
@@ -104,14 +106,15 @@ class Greetings:
 
     def _checked(self, arrival: Arrival) -> dict[str, Any]:
         """Return a node's greeting, or say why it cannot take part."""
-        facts, node, features = arrival.facts, f"node {arrival.client}", self._features
+        facts, features = arrival.facts, self._features
+        node = self.transport.called(arrival.client)
         if arrival.status != "answer":
             raise RefusedError(f"{node}: {arrival.reason}")
         if any(type(facts.get(key)) is not kind for key, kind in _FORM.items()):
             raise RefusedError(f"{node} sent a malformed greeting")
         if not NAME.fullmatch(facts["name"]):
             raise RefusedError(f"{node} has an invalid name: use letters, digits, . _ and -")
-        node, batches = f"{facts['name']} ({node})", self._job.batches
+        node, batches = facts["name"], self._job.batches
         if not batches <= facts["points"] <= MAX_POINTS:
             raise RefusedError(f"{node} has {facts['points']} points for {batches} mini-batches")
         if not 1 <= facts["inputs"] <= MAX_INPUTS:
@@ -120,6 +123,9 @@ class Greetings:
             width = features.size(facts["inputs"])
         except InputError as error:  # images of another shape, or no images
             raise RefusedError(f"{node}: {error}") from None
+        for key, most in (("table", facts["inputs"]), ("words", facts["columns"])):
+            if len(facts[key]) not in (0, most) or not all(map(_is_text, facts[key])):
+                raise RefusedError(f"{node} sent a malformed greeting")
         for key in ("inputs", "columns"):
             if not 1 <= facts[key] <= MAX_NUMBERS // width:
                 raise RefusedError(f"{node} has {key} = {facts[key]}, which is impossible")
@@ -127,6 +133,10 @@ class Greetings:
         if any(other["name"] == facts["name"] for other in self.greeted.values()):
             raise RefusedError(f"{node} has the name of another node: give each its own")
         return facts
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str and value == printable(value)
 
 
 def _noted(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,6 +172,7 @@ def _members(key: str, ready: Mapping[int, dict[str, Any]], config: FederationCo
     chosen = sorted(ready, key=lambda node: str(ready[node]["name"]))[: config.clients]
     facts = [ready[node] for node in chosen]
     claims = {fact["name"]: fact["points"] for fact in facts}
+    words = sorted({word for fact in facts for word in fact["words"]})
     return Members(
         key=key,
         names=list(claims),
@@ -169,8 +180,10 @@ def _members(key: str, ready: Mapping[int, dict[str, Any]], config: FederationCo
         points=counted_points(claims, config),
         claims=list(claims.values()),
         inputs=facts[0]["inputs"],
-        columns=config.classes or max(fact["columns"] for fact in facts),
+        columns=config.classes or len(words) or max(fact["columns"] for fact in facts),
         classes=facts[0]["classes"],
+        table=facts[0]["table"],
+        words=words,
     )
 
 
@@ -178,25 +191,35 @@ def _alike(
     greeted: Mapping[int, dict[str, Any]], config: FederationConfig
 ) -> dict[int, dict[str, Any]]:
     """Return the largest group of nodes whose data have the same form, as far as believed."""
-    groups: dict[tuple[int, bool], dict[int, dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
     for node, facts in greeted.items():
         if facts["name"] not in config.without:
-            groups.setdefault((facts["inputs"], facts["classes"]), {})[node] = facts
+            groups.setdefault(_form(facts), {})[node] = facts
     largest = max(groups.values(), key=len, default={})
     doubted = unbelieved(largest, config)
     return {node: facts for node, facts in largest.items() if node not in doubted}
+
+
+def _form(facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what the data of all nodes must have in common."""
+    return facts["inputs"], facts["classes"], *facts["table"], bool(facts["words"])
+
+
+def _named(names: Sequence[str]) -> str:
+    return f" ({listed(names)})" if names else ""
 
 
 def _not_ready(config: FederationConfig, ready: Mapping[int, Any], greetings: Greetings) -> str:
     doubted = unbelieved(greetings.greeted, config)
     others = [
         doubted.get(node)
-        or f"{facts['name']} has {facts['inputs']} inputs, classes = {facts['classes']}, unlike "
-        "most"
+        or f"{facts['name']} has {facts['inputs']} inputs{_named(facts['table'])}, classes = "
+        f"{facts['classes']}{_named(facts['words'])}, unlike most"
         for node, facts in greetings.greeted.items()
         if node not in ready and facts["name"] not in config.without
     ]
-    silent = [f"node {node} has not answered" for node in greetings.asked.values()]
+    called = greetings.transport.called
+    silent = [f"{called(node)} has not answered" for node in greetings.asked.values()]
     reasons = [*greetings.refused.values(), *others, *silent]
     if len(reasons) > MOST_REASONS:
         reasons[MOST_REASONS:] = [f"and {len(reasons) - MOST_REASONS} more"]
@@ -271,6 +294,7 @@ def job_of(experiment: Experiment, key: str, members: Members | None = None) -> 
         seed=experiment.seeds[0],
         batches=experiment.data.batches,
         columns=0 if members is None else members.columns,
+        words=() if members is None else tuple(members.words),
         tiles=asdict(config.tiles()),
         scaling={} if members is None else members.scaling,
         encoder=encoder if kind == "encoder" else {},

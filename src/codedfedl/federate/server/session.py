@@ -33,6 +33,7 @@ from codedfedl.federate.server.presence import Presence
 from codedfedl.federate.server.rounds import Federation
 from codedfedl.federate.transport import Note, Say, Transport
 from codedfedl.io.files import synced
+from codedfedl.io.names import listed
 from codedfedl.learning.features import map_settings
 from codedfedl.learning.learner import Learner
 from codedfedl.learning.metrics import accuracy, r_squared
@@ -50,7 +51,7 @@ from codedfedl.runs.federation import (
     scheme_of,
     start,
 )
-from codedfedl.runs.journal import Journal
+from codedfedl.runs.journal import Journal, Members
 from codedfedl.runs.status import StatusFile
 from codedfedl.runs.tables import Ending, planned_share, write_records
 from codedfedl.runs.watching import NamedRound
@@ -92,6 +93,7 @@ class Session:
         self.experiment, self.directory, self.scheme = experiment, directory, scheme
         self.evaluation, self.say = evaluation, say
         self.asking, self.journal, self.members = asking, asking.journal, asking.members
+        evaluation.match(self.members)
         fit = fitted(self.journal, self.members)
         fit.fleet.write(directory.path / "fleet.csv")
         self.fleet = fit.fleet
@@ -208,8 +210,8 @@ class Session:
         members, data = self.members, self.experiment.data
         scaling = Scaling(**members.scaling)
         prepared = None if data.preparation is None else read_preparation(data.preparation)
-        classes = prepared.classes if prepared and prepared.classes else range(members.columns)
-        columns = () if data.text is None else (data.text,)
+        classes = (prepared and prepared.classes) or members.words or range(members.columns)
+        columns = tuple(members.table) if data.text is None else (data.text,)
         model = Model(
             features=self.evaluation.features,
             learner=self.asking.task.learner,
@@ -308,6 +310,17 @@ class Evaluation:
             data = experiment.data
             self.shard = read_shard(name, data.label, data.text, data.preparation)
         self.features = experiment.feature_map(experiment.seeds[0], experiment.schemes[0])
+
+    def match(self, members: Members) -> None:
+        """Take the nodes' numbers of classes; refuse test points with other columns."""
+        if self.shard is None:
+            return
+        if (names := list(self.shard.names)) != members.table and names and members.table:
+            raise InputError(
+                f"the test points have the columns {listed(names)}, and the nodes "
+                f"{listed(members.table)}: name the same columns"
+            )
+        self.shard = self.shard.in_classes(members.words)
 
     def facts(self) -> dict[str, float]:
         """Return how many test points there are, and what answering without inputs gives."""
