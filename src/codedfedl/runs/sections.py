@@ -261,7 +261,7 @@ class TrainingConfig(Section):
     hours
         Hours on the virtual clock, with the set-up, after which a simulation stops.
     patience
-        How long a server that waits for all waits where clients may be absent: so many times the
+        How long a server that waits for all waits where clients may be absent: this many times the
         mean time of the slowest client; by default 2.
     objective
         Whether the training objective of every scheme is recorded; by default of those that aim at
