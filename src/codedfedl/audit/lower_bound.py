@@ -29,6 +29,16 @@ from codedfedl.simulation.engine import Contender, Setting, Simulation
 _LARGEST = 64.0  # an ε that no number of guesses refutes
 _STEPS = 40
 
+LEAST_CANARIES = 1000
+LEAST_NON_MEMBERS = 10_000
+RECORDS = 36_000
+"""Of these, enough are left out even if clients embed only half of their points."""
+
+CONFIDENCE = 0.95
+_DEFAULT_DELTA = 1e-5  # It is used where a scheme claims no guarantee.
+_MAX_PLAIN_ROUNDS = 8  # Without noise, further rounds would repeat what is known.
+_GUESSED_SHARES = (0.1, 0.5)  # These shares are fixed before any score is known.
+
 
 @dataclass(frozen=True)
 class Guesses:
@@ -118,15 +128,6 @@ def true_positives(scores: FloatArray, included: Mask, false_positives: float = 
     return float((scores[included] > others[allowed]).mean())
 
 
-LEAST_CANARIES = 1000
-LEAST_NON_MEMBERS = 10_000
-RECORDS = 36_000
-"""Of these, enough are left out even if clients embed only half of their points."""
-
-CONFIDENCE = 0.95
-_DEFAULT_DELTA = 1e-5  # It is used where a scheme claims no guarantee.
-_MAX_PLAIN_ROUNDS = 8  # Without noise, further rounds would repeat what is known.
-_GUESSED_SHARES = (0.1, 0.5)  # These shares are fixed before any score is known.
 _CANARIES, _RECORDS = 0, 1  # streams of coins
 
 

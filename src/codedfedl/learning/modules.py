@@ -29,6 +29,17 @@ HIDDEN_UNITS = 64
 SMALL_IMAGE_PIXELS = 16
 """Images with a shorter side are padded by half a kernel, so that two strides leave a pixel."""
 
+MOVES = re.compile(
+    r"_?(adaptive_)?(avg|max)_pool[123]d(_with_indices)?|_?(log_)?softmax|native_(group|layer)_norm"
+    r"|(new_)?(empty|zeros|ones|full)(_like|_strided)?|(zero|fill|copy)_|arange|linspace|eye"
+    r"|scalar_tensor|_to_copy|lift_fresh_copy|clone|cat|stack|flip|roll|repeat|_unsafe_view"
+    r"|(re(flection|plication)|constant)_pad(_nd|[123]d)|pixel_(un)?shuffle|select|slice|unfold"
+    r"|im2col|col2im|tril|triu|gather|scatter(_add)?|_?(unsafe_)?index(_select|_put)?|embedding"
+    r"|embedding_dense|upsample_\w+|sum|mean|prod|amax|amin|max|min|std|var(_mean)?|argmax|topk"
+    r"|cumsum|linalg_vector_norm|glu|_prelu_kernel"
+)
+"""Operations that move, reduce or norm numbers: little work, which is not counted."""
+
 
 def import_torch() -> Any:
     """Return the package torch, or say how it is installed."""
@@ -166,18 +177,6 @@ def _check_layers(name: str, module: Module) -> None:
                 f"{where}, which draws at random, so that nobody can repeat a gradient: leave it "
                 "out, and use training.ridge against overfitting"
             )
-
-
-MOVES = re.compile(
-    r"_?(adaptive_)?(avg|max)_pool[123]d(_with_indices)?|_?(log_)?softmax|native_(group|layer)_norm"
-    r"|(new_)?(empty|zeros|ones|full)(_like|_strided)?|(zero|fill|copy)_|arange|linspace|eye"
-    r"|scalar_tensor|_to_copy|lift_fresh_copy|clone|cat|stack|flip|roll|repeat|_unsafe_view"
-    r"|(re(flection|plication)|constant)_pad(_nd|[123]d)|pixel_(un)?shuffle|select|slice|unfold"
-    r"|im2col|col2im|tril|triu|gather|scatter(_add)?|_?(unsafe_)?index(_select|_put)?|embedding"
-    r"|embedding_dense|upsample_\w+|sum|mean|prod|amax|amin|max|min|std|var(_mean)?|argmax|topk"
-    r"|cumsum|linalg_vector_norm|glu|_prelu_kernel"
-)
-"""Operations that move, reduce or norm numbers: little work, which is not counted."""
 
 
 def count_macs(name: str, compute: Callable[[], Any]) -> float:

@@ -46,6 +46,11 @@ GONE = 3.0  # A node that is silent for this many times its longest delay is not
 
 _KEPT = ("examples", "planned", "part", "counted", "expected", "reach")
 
+CANDIDATES = 24
+NEAR_BEST = 0.99  # Of deadlines whose progress is as good as this share of the best, the longest.
+SAME_LOSS = 0.01  # Shares of the data left out that differ by less are the same.
+LEAST_SHARE = 0.02  # Of a pass: a window is at least so long.
+
 
 @dataclass
 class NodeTimes:
@@ -151,12 +156,6 @@ def _spread(rows: Times) -> float:
     kernel = robust * len(logs) ** -0.2
     prior = PRIOR_ANSWERS * PRIOR_SPREAD**2
     return float(np.sqrt((prior + len(logs) * kernel**2) / (PRIOR_ANSWERS + len(logs))))
-
-
-CANDIDATES = 24
-NEAR_BEST = 0.99  # Of deadlines whose progress is as good as this share of the best, the longest.
-SAME_LOSS = 0.01  # Shares of the data left out that differ by less are the same.
-LEAST_SHARE = 0.02  # Of a pass: a window is at least so long.
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from codedfedl.io.names import count_of
 
 __all__ = ["Entry", "NodeReply", "PacingJournal", "Round", "RoundPlan"]
 
+_FORMAT = 1
+
 
 @dataclass(frozen=True)
 class RoundPlan:
@@ -157,9 +159,6 @@ class Round:
             parts.append(f"biased: 1/π of {len(self.capped)} nodes is cut to the cap")
         limit = "no deadline" if plan.deadline == inf else f"deadline {plan.deadline:.3g} s"
         return f"{self.seconds:.2f} s, {limit} ({plan.why}); {', '.join(parts)}"
-
-
-_FORMAT = 1
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,13 @@ from codedfedl.planning.concave_pieces import (
 
 _NEGLIGIBLE_GAIN_SHARE = 1e-9  # of a return, where it would take millions of loads to find it
 
+DEADLINE_TOLERANCE = 1e-7
+"""How far the deadline may lie above the smallest one, relative to it."""
+
+_CLIENTS_PER_CHUNK = 1 << 16  # large enough to hide the interpreter, small enough for the cache
+_MAX_SLOW_STEPS = 4  # Newton steps that need not halve the bracket
+_CLIENTS_PER_SAMPLE = 1 << 12  # a sample of this size finds where to begin the search
+
 
 class _At(NamedTuple):
     """What is known of the expected return at a load, per client."""
@@ -153,14 +160,6 @@ def _part(known: _At, which: IntArray) -> _At:
 
 def _both(left: _At, right: _At) -> _At:
     return _At(*(np.concatenate(columns) for columns in zip(left, right, strict=True)))
-
-
-DEADLINE_TOLERANCE = 1e-7
-"""How far the deadline may lie above the smallest one, relative to it."""
-
-_CLIENTS_PER_CHUNK = 1 << 16  # large enough to hide the interpreter, small enough for the cache
-_MAX_SLOW_STEPS = 4  # Newton steps that need not halve the bracket
-_CLIENTS_PER_SAMPLE = 1 << 12  # a sample of this size finds where to begin the search
 
 
 @dataclass(frozen=True, eq=False)

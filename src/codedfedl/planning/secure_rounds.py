@@ -17,6 +17,12 @@ from codedfedl.fleet.delays import DelayParameters
 
 Parameters = TypeVar("Parameters", bound=DelayParameters)
 
+RESIDUAL = 0.5
+"""C: residuals are clipped to half the length of a one-hot label."""
+
+# Of the eigenvalues: those of digits, centred, are 0.105, 0.081, … beside 0.134, 0.067, …
+_DECAY = 1.0
+
 
 def with_helper(fleet: Parameters) -> Parameters:
     """Return a fleet whose messages up take twice as long.
@@ -60,13 +66,6 @@ def least_arrivals(chances: npt.ArrayLike, probability: float) -> int:
         counts = np.convolve(counts, [1 - chance, chance])
     fewer = np.cumsum(counts) - counts  # than 0, 1, … arrivals
     return int(np.flatnonzero(fewer <= probability)[-1])
-
-
-RESIDUAL = 0.5
-"""C: residuals are clipped to half the length of a one-hot label."""
-
-# Of the eigenvalues: those of digits, centred, are 0.105, 0.081, … beside 0.134, 0.067, …
-_DECAY = 1.0
 
 
 def eigenvalues(features: int) -> FloatArray:

@@ -46,6 +46,9 @@ __all__ = [
     "system_normal",
 ]
 
+_SEED = b"codedfedl secure sum, seed, 1"
+_MASK = b"codedfedl secure sum, mask, 1"
+
 
 def own_key(path: Path) -> X25519PrivateKey:
     """Return the private key in a file, which is made on the first call, for its owner alone."""
@@ -87,10 +90,6 @@ def _digits(path: Path) -> bytes:
             "masks.pub, which codedfedl federate helper makes"
         )
     return bytes.fromhex(text)
-
-
-_SEED = b"codedfedl secure sum, seed, 1"
-_MASK = b"codedfedl secure sum, mask, 1"
 
 
 @dataclass(frozen=True)

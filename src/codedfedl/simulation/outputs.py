@@ -40,6 +40,9 @@ _HOLDS = (
 Accounts = dict[tuple[str, int], dict[str, Any]]
 """The guarantees of private settings, by cell and seed."""
 
+MAX_POINTS = 10_000
+"""Of more points a sample is taken: kernel machines need the square of it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Finished:
@@ -262,10 +265,6 @@ def write_privacy(directory: RunDirectory, units: Sequence[SeedUnit]) -> Account
         document = {"holds": _HOLDS, "runs": runs}
         directory.write_text("privacy.json", json.dumps(document, indent=2) + "\n")
     return accounts
-
-
-MAX_POINTS = 10_000
-"""Of more points a sample is taken: kernel machines need the square of it."""
 
 
 @lru_cache(maxsize=8)
