@@ -19,9 +19,8 @@ from codedfedl.fitting.drift import SLOWDOWNS, Drift, Timings
 from codedfedl.fleet.devices import Workload
 from codedfedl.fleet.measured import MeasuredDelays
 from codedfedl.learning.codes import Code
-from codedfedl.learning.least_squares import Quadratic
+from codedfedl.learning.least_squares import ParityRows, Quadratic, point_weights
 from codedfedl.learning.optimisers import Schedule
-from codedfedl.learning.parity import ParityRows, point_weights
 from codedfedl.planning.plan import LARGEST_WEIGHT, answer_weights, replanned
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory

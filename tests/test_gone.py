@@ -18,8 +18,8 @@ from codedfedl.core.protocol import EACH, SUM, Ask, Inbox, Limits, Reply, Task
 from codedfedl.core.work import ArrayClient
 from codedfedl.federate.server.session import federate
 from codedfedl.fleet.devices import Workload
+from codedfedl.learning.least_squares import ParityRows, point_weights
 from codedfedl.learning.optimisers import Schedule
-from codedfedl.learning.parity import ParityRows, point_weights
 from codedfedl.planning.plan import Plan
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory

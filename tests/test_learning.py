@@ -6,10 +6,9 @@ from scipy.stats import norm
 
 from codedfedl import Fleet, plan
 from codedfedl.arrays import FloatArray
-from codedfedl.learning.least_squares import Quadratic, gradient
+from codedfedl.learning.least_squares import ParityRows, Quadratic, encode, gradient, point_weights
 from codedfedl.learning.metrics import accuracy, r_squared, telling_excess
 from codedfedl.learning.optimisers import Schedule, step
-from codedfedl.learning.parity import ParityRows, encode, point_weights
 from codedfedl.random import stream
 
 

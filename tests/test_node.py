@@ -49,8 +49,7 @@ from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Arrays
 from codedfedl.fleet.costs import Cost
 from codedfedl.learning.codes import Code
-from codedfedl.learning.least_squares import gradient
-from codedfedl.learning.parity import encode, point_weights
+from codedfedl.learning.least_squares import encode, gradient, point_weights
 from codedfedl.random import stream
 from codedfedl.report.results import outcomes
 from codedfedl.runs.directory import RunDirectory

@@ -21,8 +21,8 @@ from codedfedl.federate.server.session import federate
 from codedfedl.federate.transport import Answered, Arrival
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import GAUSSIAN
+from codedfedl.learning.least_squares import ParityRows
 from codedfedl.learning.optimisers import Schedule
-from codedfedl.learning.parity import ParityRows
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.exchange import Exchange, StoredAnswers

@@ -11,8 +11,8 @@ from codedfedl.core.protocol import Reply, Task
 from codedfedl.core.record import SETUP
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.codes import Code
+from codedfedl.learning.least_squares import ParityRows
 from codedfedl.learning.optimisers import Schedule
-from codedfedl.learning.parity import ParityRows
 from codedfedl.planning.strata import (
     count_strata,
     represented_points,

@@ -11,12 +11,12 @@ import pytest
 
 from codedfedl import InputError
 from codedfedl.learning.learner import LeastSquares
-from codedfedl.learning.modules import build_module
-from codedfedl.learning.stacked import (
+from codedfedl.learning.module_function import (
     convolution_of_all,
     sequential_layers,
     unfolded_convolution,
 )
+from codedfedl.learning.modules import build_module
 from codedfedl.learning.torch_network import TorchNetwork, chosen_loss
 
 if find_spec("torch"):  # else these tests fail, where they are asked for

@@ -16,7 +16,7 @@ from codedfedl.core.protocol import EACH, Inbox, Task
 from codedfedl.core.work import Work
 from codedfedl.errors import InputError
 from codedfedl.learning.codes import Code
-from codedfedl.learning.parity import point_weights
+from codedfedl.learning.least_squares import point_weights
 from codedfedl.privacy.fixed_point import FixedPoint
 from codedfedl.simulation.assignments import Arrivals
 from codedfedl.simulation.client_data import Problem, SimulatedClient

@@ -17,8 +17,7 @@ from codedfedl.fleet import costs
 from codedfedl.fleet.costs import BlockSetup, Cost
 from codedfedl.fleet.devices import Fleet
 from codedfedl.learning.codes import GAUSSIAN, Code
-from codedfedl.learning.least_squares import Quadratic
-from codedfedl.learning.parity import encode, evenness, point_weights
+from codedfedl.learning.least_squares import Quadratic, encode, evenness, point_weights
 
 _log = logging.getLogger(__name__)
 

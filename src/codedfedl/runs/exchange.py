@@ -29,7 +29,7 @@ from codedfedl.core.record import (
 )
 from codedfedl.fitting.drift import Timings
 from codedfedl.io.files import HashedFile, digest, durable, make_folder, write_durably
-from codedfedl.learning.parity import ParityRows
+from codedfedl.learning.least_squares import ParityRows
 
 ANSWERS = ("sum/", "reply", "total")
 """How the names of arrays begin that a record does without."""

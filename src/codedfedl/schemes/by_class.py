@@ -22,7 +22,7 @@ from codedfedl.planning.strata import (
 )
 
 if TYPE_CHECKING:
-    from codedfedl.learning.parity import ParityRows
+    from codedfedl.learning.least_squares import ParityRows
 
 __all__ = ["ByClass", "ahead", "ask_counts", "said_counts"]
 

@@ -36,8 +36,7 @@ from codedfedl.core.task import Descent
 from codedfedl.errors import InputError
 from codedfedl.fitting.drift import Drift
 from codedfedl.learning.codes import GAUSSIAN, Code
-from codedfedl.learning.least_squares import Quadratic, gradient
-from codedfedl.learning.parity import ParityRows
+from codedfedl.learning.least_squares import ParityRows, Quadratic, gradient
 from codedfedl.planning.plan import Plan
 
 LARGEST_CHANCE = 0.95

@@ -29,7 +29,7 @@ from codedfedl.errors import InputError
 from codedfedl.fleet.delays import DelayModel
 from codedfedl.fleet.devices import fleet_of
 from codedfedl.learning.codes import LEAST_MIXING, Code, warn_of_thin_rows
-from codedfedl.learning.parity import ParityRows
+from codedfedl.learning.least_squares import ParityRows
 from codedfedl.learning.sketch import Sketch
 from codedfedl.schemes.by_class import ByClass, ask_counts
 

@@ -26,7 +26,7 @@ from codedfedl.core.client import BlockParity, Embedded, Gradient, Parity
 from codedfedl.core.protocol import Task
 from codedfedl.core.work import Work
 from codedfedl.federate.server.checks import RefusedError, norm
-from codedfedl.learning.parity import ParityRows
+from codedfedl.learning.least_squares import ParityRows
 from codedfedl.runs.exchange import StoredAnswers
 
 _ROUNDING = 1e-4  # of float32 sums, relative
