@@ -22,9 +22,10 @@ settings.register_profile("search", derandomize=False, deadline=None, max_exampl
 
 NOT_HERE = (
     *(() if "CODEDFEDL_DATA" in os.environ else ("needs the real data",)),
-    *("needs the superuser", "not checking array_api input"),
+    *("needs the superuser", "needs Docker with compose, and a daemon that runs"),
+    "not checking array_api input",  # of scikit-learn
 )
-"""How reasons end for which a test may be skipped where none may; the last: of scikit-learn."""
+"""How reasons end for which a test may be skipped where none may."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
