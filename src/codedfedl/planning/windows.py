@@ -270,19 +270,18 @@ def _settings(
 class NoiseScale:
     """B, measured from the gradients of a run, which need be no more than sums.
 
-    The mean m of gradients that are weighted by γ, γ², … has ‖m‖² = ‖G‖² + f·S on average, and a
-    single one ‖g‖² = ‖G‖² + S, where S = V·(variance of one point's gradient), and f is the sum of
-    the squared weights.
+    The noise of two rounds is independent, so ⟨g, g′⟩ is ‖G‖² on average, but for what one step has
+    changed; and ‖g‖² is ‖G‖² + V·(variance of one point's gradient).
 
     Attributes
     ----------
-    mean
-        m.
+    last
+        g′.
     signal, noise
         Running means of ‖G‖², and of the variance of one point's gradient.
     """
 
-    mean: Array = None
+    last: Array = None
     signal: float = 0.0
     noise: float = 0.0
     rounds: int = 0
@@ -290,23 +289,13 @@ class NoiseScale:
     def updated(self, gradient: Array, variance: float) -> "NoiseScale":
         """Learn from the mean gradient of a round, whose plan expects the variance V."""
         count = self.rounds + 1
-        weight = (1 - DECAY) / (1 - DECAY**count)
-        before = 0.0 if self.mean is None else (1 - weight) * self.mean
-        mean = before + weight * gradient
-        if count == 1:
-            return NoiseScale(mean, rounds=count)
-        kept = DECAY**count
-        left = (1 - DECAY) / (1 + DECAY) * (1 + kept) / (1 - kept)
-        square, of_mean = (float((array * array).sum()) for array in (gradient, mean))
-        spread = max(square - of_mean, 0.0) / (1 - left)
-        signal = max(of_mean - left * spread, 0.0)
+        if self.last is None:
+            return NoiseScale(gradient, rounds=count)
+        square, product = (float((gradient * other).sum()) for other in (gradient, self.last))
         slow = max(1 / (count - 1), 1 - DECAY)
-        return NoiseScale(
-            mean,
-            self.signal + slow * (signal - self.signal),
-            self.noise + slow * (spread / variance - self.noise),
-            count,
-        )
+        signal = self.signal + slow * (product - self.signal)
+        noise = self.noise + slow * ((square - product) / variance - self.noise)
+        return NoiseScale(gradient, signal, noise, count)
 
     def value(self, before: float) -> float:
         """Return B, at most `MOST_GROWTH` times what it was believed to be."""
