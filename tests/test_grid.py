@@ -15,7 +15,8 @@ import pytest
 from codedfedl import Fleet, InputError
 from codedfedl.report.comparison import UNITS
 from codedfedl.report.figures import save_figure
-from codedfedl.report.grids import sweep_columns, sweep_figure, sweep_verdict
+from codedfedl.report.grids import sweep_figure, sweep_verdict
+from codedfedl.report.outcome_tables import seed_columns
 from codedfedl.report.results import outcomes
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
@@ -316,7 +317,7 @@ class TestSweep:
         directory = RunDirectory(tmp_path / "run")
         simulate(gridded({"data.partition": ["iid", "sorted"]}), directory)
         found = outcomes(directory)
-        columns = sweep_columns(found)
+        columns = seed_columns(found)
         assert columns["partition"] == ["iid", "iid", "sorted", "sorted"]
         figure = sweep_figure(found)
         labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
@@ -357,7 +358,7 @@ class TestSweep:
         grid = {"step": [0.25, 0.5], "training.step": [1.0, 2.0]}
         directory = RunDirectory(tmp_path / "run")
         simulate(small(schemes=schemes, grid=grid), directory)
-        columns = sweep_columns(outcomes(directory))
+        columns = seed_columns(outcomes(directory))
         assert columns["step"] == [0.25, 0.5, 0.25, 0.5]
         assert columns["training.step"] == [1.0, 1.0, 2.0, 2.0]
 

@@ -9,6 +9,7 @@ import typer
 
 from codedfedl import __version__
 from codedfedl.cli.audit import audit_command
+from codedfedl.cli.check_scheme import check_scheme_command
 from codedfedl.cli.federate import federate_app
 from codedfedl.cli.fit import fit_command
 from codedfedl.cli.fleet import fleet_command
@@ -42,6 +43,7 @@ add_commands(
             "report": report_command,
             "reproduce": reproduce_command,
             "audit": audit_command,
+            "check-scheme": check_scheme_command,
         },
         "Use a model": {"predict": predict_command, "export": export_command},
     },

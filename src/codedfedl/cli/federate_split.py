@@ -61,6 +61,7 @@ def _write(experiment: "Experiment", out: Path) -> dict[str, int]:
     from codedfedl.io.tables import load_table
     from codedfedl.learning.features import typical_sigma
     from codedfedl.runs.config import Experiment
+    from codedfedl.simulation.quadratics import ridge_for_new_clients
 
     data = experiment.data
     dataset = data.load()
@@ -81,15 +82,17 @@ def _write(experiment: "Experiment", out: Path) -> dict[str, int]:
     preparation.write(out / "preparation.json")
     points = {name: int((owners == name).sum()) for name in clients.tolist()}
     federation = {"clients": len(points), "test": str((out / "test.csv").resolve())}
+    chosen = experiment.with_sigma(typical_sigma(dataset.inputs))
+    ridge = experiment.ridge(len(dataset.inputs))
+    if experiment.for_new_clients:
+        ridge = ridge_for_new_clients(dataset, chosen.feature_map(points=len(dataset.inputs)))
     document = {
         "data": {
             "label": data.label or "label",
             "preparation": str((out / "preparation.json").resolve()),
         },
-        "features": experiment.with_sigma(typical_sigma(dataset.inputs)).features,
-        "training": experiment.training.model_copy(
-            update={"ridge": experiment.ridge(len(dataset.inputs))}
-        ),
+        "features": chosen.features,
+        "training": experiment.training.model_copy(update={"ridge": ridge}),
         "schemes": experiment.schemes[:1],
         "federation": federation | {"points": points},
     }

@@ -57,13 +57,13 @@ def sweep_command(
     from codedfedl.experiments import named_experiment
     from codedfedl.report.comparison import CLOCKS, best, races
     from codedfedl.report.figures import save_figure
-    from codedfedl.report.grids import sweep_columns, sweep_figure, sweep_verdict
-    from codedfedl.report.outcome_tables import outcome_rows, outcome_views
+    from codedfedl.report.grids import sweep_figure, sweep_verdict
+    from codedfedl.report.outcome_tables import outcome_rows, outcome_views, seed_columns
     from codedfedl.runs.directory import RunDirectory
     from codedfedl.runs.documents import parse_overrides
 
     def write_table_and_picture(outcomes: "list[Outcome]") -> None:
-        RunDirectory(out).write("sweep.parquet", sweep_columns(outcomes))
+        RunDirectory(out).write("sweep.parquet", seed_columns(outcomes))
         save_figure(sweep_figure(outcomes), out / "sweep.png")
 
     changes = parse_overrides(overrides)

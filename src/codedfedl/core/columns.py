@@ -54,7 +54,7 @@ POOLED = {
 
 RUN_FACTS = (
     *("sigma", "step", "diverged", "chance", "test_points", "exact_metric", "explained"),
-    "limit_s",
+    *("limit_s", "ridge"),
     *POOLED,
 )
 """What the runtime adds to a scheme's facts; `limit_s` is how long a baseline waits for all."""

@@ -8,12 +8,14 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
+from shutil import which
 from typing import IO, Any, BinaryIO
 
 from codedfedl.errors import InputError
 
 TABLE_SUFFIXES = (".csv", ".parquet")
-FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf", ".pgf")
+_LATEX = ("xelatex", "lualatex", "pdflatex")
 
 MAX_MEMORY_SHARE = 0.5
 """The share of the memory that one file may take: what is read is copied at least once."""
@@ -105,8 +107,18 @@ def check_destination(path: str | Path, suffixes: Sequence[str]) -> None:
         raise InputError(f"cannot write {path}: the folder {path.parent} does not exist; create it")
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; name a file")
+    if path.suffix == ".pgf":
+        latex_program()
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"cannot write {path}: the folder may not be written to; choose another")
+
+
+def latex_program() -> str:
+    """Return the LaTeX that is installed, without which no .pgf figure can be written."""
+    for program in _LATEX:
+        if which(program):
+            return program
+    raise InputError(f"a .pgf figure needs LaTeX ({', '.join(_LATEX)}): install it, or write .pdf")
 
 
 def make_folder(path: str | Path, *, private: bool = False) -> None:

@@ -22,23 +22,49 @@ _MAX_LINES = 10
 _MAX_POINTS = 400  # A screen cannot show more points of a line.
 
 
-def curve_figure(curves: Sequence[Curve], title: str, target: float | None) -> Figure:
-    """Draw the metric against training hours, hours with set-up, and rounds; bands over seeds."""
-    panels = {
-        "training_hours": "hours of training, the paper's clock",
-        "total_hours": "hours with set-up charged",
-        "rounds": "mini-batch updates",
-    }
-    with new_figure(12, 4.2) as figure:
-        axes = figure.subplots(1, 3, sharey=True)
-        for ax, (clock, label) in zip(axes, panels.items(), strict=True):
+PANELS = {
+    "training_hours": "hours of training, the paper's clock",
+    "total_hours": "hours with set-up charged",
+    "rounds": "mini-batch updates",
+}
+"""What the metric is drawn against, in the words of an axis."""
+
+_INCHES = 4.0  # width of a panel
+_NARROW_INCHES = 3.0  # A panel that is narrower has a smaller legend, below it.
+
+
+def curve_figure(
+    curves: Sequence[Curve],
+    title: str,
+    target: float | None,
+    panels: Sequence[str] = tuple(PANELS),
+    width: float | None = None,
+) -> Figure:
+    """Draw the metric against training hours, hours with set-up, and rounds; bands over seeds.
+
+    Parameters
+    ----------
+    panels
+        Some of `PANELS`, in their order from the left.
+    width : inches
+        By default 4 for each panel.
+    """
+    inches = (width or _INCHES * len(panels)) / len(panels)
+    narrow = inches < _NARROW_INCHES or len(panels) == 1
+    with new_figure(inches * len(panels), min(4.2, 0.85 * inches + narrow)) as figure:
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for ax, clock in zip(axes, panels, strict=True):
             _draw(ax, curves, clock, target)
-            ax.set_xlabel(label)
+            ax.set_xlabel(PANELS[clock])
             if clock != "rounds":
                 log_axis(ax)
         axes[0].set(ylabel=f"{curves[0].metric_name} on the test set", title=title)
         axes[0].set_ylim(_lowest(curves, target), None)
-        axes[2].legend(loc="lower right", fontsize=8)
+        if narrow:
+            handles = axes[0].get_legend_handles_labels()
+            figure.legend(*handles, loc="outside lower center", fontsize=7, ncols=2)
+        else:
+            axes[-1].legend(loc="lower right", fontsize=8)
     return figure
 
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, replacing
+from codedfedl.io.files import FIGURE_SUFFIXES, check_destination, latex_program, replacing
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d9541e", "#5b6570"
 COLOURS = (
@@ -89,7 +89,7 @@ def save_figure(figure: Figure, path: str | Path | BinaryIO, form: str | None = 
     Parameters
     ----------
     form
-        ``png``, ``svg`` or ``pdf``; by default the path's ending.
+        ``png``, ``svg``, ``pdf`` or ``pgf``; by default the path's ending.
     """
     if isinstance(path, str | Path):
         check_destination(path, FIGURE_SUFFIXES)
@@ -98,7 +98,10 @@ def save_figure(figure: Figure, path: str | Path | BinaryIO, form: str | None = 
         return
     stamps = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}
     without = dict.fromkeys(stamps.get(form or "", ()))
-    with mpl.rc_context(dict(STYLE)):
+    style = dict(STYLE)
+    if form == "pgf":  # LaTeX measures its texts
+        style |= {"pgf.texsystem": latex_program(), "pgf.rcfonts": False}
+    with mpl.rc_context(style):
         figure.savefig(
             path, format=form, dpi=160, metadata=without or None, transparent=form == "svg"
         )

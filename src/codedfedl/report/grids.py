@@ -14,18 +14,6 @@ from codedfedl.runs.config import distinct_labels
 from codedfedl.runs.grid import SCHEME, names
 
 
-def sweep_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
-    """Return the grid as a table: a row per setting and seed, with its place on every axis."""
-    words = names(outcomes[0].cell.values)
-    columns: dict[str, list[Any]] = {}
-    for o in outcomes:
-        axes = {words[key]: value for key, value in o.cell.values.items() if key != SCHEME}
-        for row in o.by_seed:
-            for name, value in (axes | row).items():
-                columns.setdefault(name.replace(" ", "_"), []).append(value)
-    return columns
-
-
 def sweep_verdict(outcomes: Sequence[Outcome]) -> list[str]:
     """Say which setting is fastest, and the best value of each axis that not all schemes have."""
     sentences, words = verdict(outcomes), names(outcomes[0].cell.values)

@@ -16,6 +16,7 @@ from codedfedl.report import arrivals, comparison
 from codedfedl.report.comparison import UNITS, Unit, races, three_digits, unit_for, verdict
 from codedfedl.report.curves import (
     LARGE_RATIO,
+    PANELS,
     Line,
     curve_charts,
     curve_figure,
@@ -175,14 +176,26 @@ def _unit(stories: Sequence[Story]) -> Unit:
     return unit_for(hours or [float(c.total_hours[-1]) for o in every for c in o.seeds])
 
 
-def main_figure(directory: RunDirectory) -> Figure:
-    """Draw what a run is about: its grid, curves against time, or a federation's answers."""
+def main_figure(
+    directory: RunDirectory, panels: Sequence[str] = (), width: float | None = None
+) -> Figure:
+    """Draw what a run is about: its grid, curves against time, or a federation's answers.
+
+    With `panels`, some of `curves.PANELS`, the curves; `width` is in inches.
+    """
     story = Story(directory)
+    if panels or not (story.records or _is_grid(story)):
+        target = story.outcomes[0].target
+        return curve_figure(
+            story.curves, story.experiment.title, target, panels or tuple(PANELS), width
+        )
     if story.records:
-        return arrivals.federation_figure(story.records, story.curves[0].metric_name)
-    if _is_grid(story):
-        return sweep_figure(story.outcomes, _unit([story]))
-    return curve_figure(story.curves, story.experiment.title, story.outcomes[0].target)
+        figure = arrivals.federation_figure(story.records, story.curves[0].metric_name)
+    else:
+        figure = sweep_figure(story.outcomes, _unit([story]))
+    if width is not None:
+        figure.set_size_inches(width, figure.get_figheight())
+    return figure
 
 
 def _goal(outcome: Outcome) -> str:

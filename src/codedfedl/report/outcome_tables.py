@@ -1,23 +1,30 @@
 """Results as rows: of tables in the terminal, and of the JSON that scripts rely on."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.text import Text
 
 from codedfedl.core.record import PARTS
+from codedfedl.io.files import replacing
+from codedfedl.io.tables import write_table
 from codedfedl.report.comparison import best, races, three_digits
 from codedfedl.report.reading import Columns
 from codedfedl.report.results import Outcome, written
+from codedfedl.runs.grid import SCHEME, names
 
 Rows = list[dict[str, Any]]
+
+_WIDE = 150  # characters of a terminal that shows everything
 
 _CELL = ("dataset", "scheme", "redundancy", "fleet", "features", "optimiser", "disclosure")
 _ATTRIBUTES = (
     *("setting", "target", "metric", "rounds", "training_hours", "total_hours", "final"),
-    *("gain", "gain_total", "reference", "points_per_parity_row"),
+    *("gain", "gain_total", "p_value", "reference", "points_per_parity_row"),
     *("chance", "above_chance", "diverged"),
 )
 _FACTS = (
@@ -75,6 +82,54 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def write_results(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Write results: as .csv or .parquet a row per setting and seed, as .tex one per setting."""
+    if path.suffix != ".tex":
+        write_table(path, seed_columns(outcomes))
+        return
+    with replacing(path) as partial:
+        partial.write_text(latex(outcomes), "utf-8")
+
+
+def seed_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
+    """Return a row per setting and seed: the grid, settings of schemes, results, own facts."""
+    words, rows = names(outcomes[0].cell.values), []
+    for o in outcomes:
+        axes = {words[key]: value for key, value in o.cell.values.items() if key != SCHEME}
+        facts = o.scheme_facts
+        for k, row in enumerate(o.by_seed):
+            stated = {name: values[k] for name, values in facts.items()}
+            rows.append(o.cell.scheme_settings | axes | row | {"p_value": o.p_value} | stated)
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key.replace(" ", "_"): _column([row.get(key) for row in rows]) for key in keys}
+
+
+def _column(values: list[Any]) -> list[Any]:
+    """Return the values of a column; as texts where some are not numbers."""
+    plain = all(value is None or isinstance(value, int | float) for value in values)
+    return values if plain else [None if value is None else str(value) for value in values]
+
+
+def latex(outcomes: Sequence[Outcome]) -> str:
+    """Return the table of results in LaTeX, with the facts of own schemes; for booktabs."""
+    columns = _columns(outcomes, _WIDE, None)
+    facts = [o.scheme_facts for o in outcomes]
+    for name in dict.fromkeys(name for stated in facts for name in stated):
+        columns[name] = [spread(stated.get(name, []), wide=True) for stated in facts]
+    if any(o.p_value is not None for o in outcomes):
+        columns["p"] = ["–" if o.p_value is None else f"{o.p_value:.2g}" for o in outcomes]
+    lines = [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
+    header, *rows = (" & ".join(map(_escaped, line)) + r" \\" for line in lines)
+    words = sum(name in ("data", "scheme") for name in columns)
+    body = ["\\toprule", header, "\\midrule", *rows, "\\bottomrule"]
+    alignment = "l" * words + "r" * (len(columns) - words)
+    return "\n".join([f"\\begin{{tabular}}{{{alignment}}}", *body, "\\end{tabular}", ""])
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([&%$#_{}])", r"\\\1", text.strip()).replace("×", r"$\times$")
+
+
 def outcome_views(
     outcomes: Sequence[Outcome], width: int, changes: Sequence[str] | None = None
 ) -> list[Any]:
@@ -114,7 +169,7 @@ def _columns(
     outcomes: Sequence[Outcome], width: int, changes: Sequence[str] | None
 ) -> dict[str, list[str]]:
     """Return the cells of the table, by their headings."""
-    wide = width >= 150
+    wide = width >= _WIDE
     columns = {
         "data": [o.dataset for o in outcomes],
         "scheme": [o.setting for o in outcomes],

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.stats import ttest_1samp
 
 from codedfedl.core.columns import FACTS, RUN_FACTS
 from codedfedl.fleet.built_in import paper_result
@@ -13,6 +14,7 @@ from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.grid import RESULTS, KnownCell
 from codedfedl.schemes import SCHEMES
 
+_LEAST_PAIRS = 3  # seeds of which a test says something
 _NINE_IN_TEN_ERRORS = 1.645  # Nine in ten errors are smaller than so many standard errors.
 _ONE_POINT = 1.001  # test points: accuracies are rounded
 
@@ -133,6 +135,22 @@ class Outcome:
     def gain_total(self) -> float | None:
         """How many times sooner than the reference, with the set-up charged."""
         return self._gain("total_hours")
+
+    @property
+    def p_value(self) -> float | None:
+        """Of a paired t-test over seeds, on the logarithm of charged hours, against the reference.
+
+        Seeds share their luck, so pairs say more than two averages. None where there are fewer
+        than three seeds, or one of them misses the target.
+        """
+        before = [curve.clock_at(self.target, "total_hours") for curve in self.reference_seeds]
+        pairs = list(zip(self.total_hours, before, strict=False))
+        if self.is_reference or len(pairs) < _LEAST_PAIRS or not all(a and b for a, b in pairs):
+            return None
+        ratios = np.log([a / b for a, b in pairs])
+        if np.ptp(ratios) == 0:
+            return None
+        return float(ttest_1samp(ratios, 0.0).pvalue)
 
     @property
     def paper(self) -> tuple[float, float] | None:

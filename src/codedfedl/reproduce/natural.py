@@ -31,7 +31,21 @@ DATASETS: dict[str, dict[str, Any]] = {
 FLEETS = ("paper", "phones", "hospitals")
 _STRONG, _SLOW = {"mac_rate": 1e10, "bit_rate": 1e8}, {"bit_rate": 2e6}
 SPLITS = {"points": "points of every client", "clients": "clients left out"}
-_NETWORK = {"model": {"kind": "torch", "module": "mlp"}, "features": {"kind": "identity"}}
+_NETWORK: dict[str, Any] = {
+    "model": {"kind": "torch", "module": "mlp"},
+    "features": {"kind": "identity"},
+    "schemes": [{"name": "paced"}, {"name": "tangent-newton"}],
+}
+_PRIVATE: dict[
+    str, dict[str, Any]
+] = {  # a table of which bounds are public: shares, m/s², milliseconds
+    "wisdm": {
+        "data.low": [0.0] * 30 + [-20.0] * 3 + [0.0] * 10,
+        "data.high": [1.0] * 30 + [20.0] * 3 + [1e4] * 3 + [20.0] * 6 + [40.0],
+        "features.sigma": 1.0,
+        "schemes": [{"name": "private"}],
+    },
+}
 _LISTS = ("rounds", "training_hours", "total_hours", "final", "excess")
 
 Rows = list[dict[str, Any]]
@@ -73,22 +87,23 @@ def _rows(job: Reproduction, path: Path, dataset: str, split: str, fleet: str) -
     for seed in range(job.seeds):
         fold = {"seeds": [seed], "data.fold": seed % 5, **_fleet(job, path, dataset, fleet, seed)}
         experiments[f"{case}-{seed}"] = job.built_in("natural", changes | fold)
-        if find_spec("torch"):
-            network = {"schemes": [{"name": "paced"}], **_NETWORK}
-            experiments[f"{case}-network-{seed}"] = job.built_in(
-                "natural", changes | fold | network
-            )
+        apart = {"network": _NETWORK} if find_spec("torch") else {}
+        if dataset in _PRIVATE and find_spec("dp_accounting"):
+            apart["private"] = _PRIVATE[dataset]
+        for name, change in apart.items():
+            experiments[f"{case}-{name}-{seed}"] = job.built_in("natural", changes | fold | change)
     every: dict[str, Rows] = {}
     reference: Outcome | None = None
     for name, run in job.run(experiments).items():
-        if "-network-" not in name:
+        is_apart = not name.removeprefix(f"{case}-").isdigit()
+        if not is_apart:
             reference = outcomes(run)[0]
         assert reference is not None
         for outcome in outcomes(run, reference.target):
             (row,) = outcome_rows([outcome])
-            if outcome.cell.model != "linear":  # gains are over the linear model that waits for all
+            if is_apart:  # gains are over the linear model that waits for all
                 row |= {"gain": None, "gain_total": _gain(reference, outcome)}
-            row["pooled"] = {name: outcome.fact(name)[0] for name in POOLED}
+            row["pooled"] = {fact: reference.fact(fact)[0] for fact in POOLED}
             every.setdefault(outcome.scheme, []).append(row)
     where = {"dataset": dataset, "fleet": fleet, "split": split}
     return [_joined(rows) | where for rows in every.values()]

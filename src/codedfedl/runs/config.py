@@ -252,6 +252,12 @@ class Experiment(Section):
             return given
         return 1 / points if self.data.is_table else USUAL_RIDGE
 
+    @property
+    def for_new_clients(self) -> bool:
+        """Whether λ is to be chosen for clients that are held out."""
+        chosen = self.training.ridge is None and self.data.test == "clients"
+        return chosen and self.model.kind == "linear"
+
     def deal(self, dataset: Dataset, clients: int, seed: int) -> list[IntArray]:
         """Return which points each client has: its own, or those of the partition."""
         if dataset.owners is not None:

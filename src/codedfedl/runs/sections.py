@@ -254,7 +254,8 @@ class TrainingConfig(Section):
     decay, decay_epochs
         The factor by which steps become smaller, and the epochs at which they do.
     ridge
-        λ of the objective, for each point; by default 1e-4, and for a table 1 / points.
+        λ of the objective, for each point; by default 1e-4, and for a table 1 / points, or where
+        clients are held out what is best for clients left out of training.
     target
         Accuracy, or R² of a regression, to which hours are counted; by default 99% of the way from
         chance to exact ridge regression, or one test point less than that.

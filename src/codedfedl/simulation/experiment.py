@@ -36,7 +36,7 @@ from codedfedl.simulation.pool import (
     usable_threads,
 )
 from codedfedl.simulation.progress import Progress, ProgressReporter, Watch, end_of, no_progress
-from codedfedl.simulation.units import SeedUnit, datasets, encoders, units
+from codedfedl.simulation.units import SeedUnit, datasets, encoders, fleets_of, units
 
 CHECKPOINT_FORMAT = 6
 SECONDS_BETWEEN_SAVES = 2.0  # Of the whole checkpoint to the disk.
@@ -91,7 +91,8 @@ def simulate(
     with limited(threads, device):
         settings = cells(experiment)
         check_model(model, settings)
-        every = list(units(settings, experiment.seeds, datasets(settings, data)))
+        fleets = fleets_of(settings)  # before the data, which may take long to read
+        every = list(units(settings, experiment.seeds, datasets(settings, data), fleets))
         for unit in every:
             if unit.seed == experiment.seeds[0]:  # plan without computing: to refuse what fails
                 for contender in unit.contenders():

@@ -127,6 +127,7 @@ def _run_facts(ended: Finished) -> dict[str, float]:
         "diverged": float(not np.isfinite(ended.stored["model"]).all()),
         "chance": dataset.chance,
         "test_points": float(len(dataset.test_labels)),
+        "ridge": ended.unit.ridge(ended.cell),
         "limit_s": max(limits) if limits and ended.cell.baseline else np.nan,
     } | ({} if is_private else pooled_metrics(dataset))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,9 +22,10 @@ from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import Checkpoint
 from codedfedl.runs.grid import Cell, cells
 from codedfedl.runs.sections import DataConfig, FleetConfig, SchemeConfig
-from codedfedl.schemes import make_scheme, scheme_for
+from codedfedl.schemes import make_scheme, scheme_class, scheme_for
 from codedfedl.simulation.client_data import Parts, Problem, embedded, task_of
 from codedfedl.simulation.engine import Contender
+from codedfedl.simulation.quadratics import ridge_for_new_clients
 
 SETTINGS_AT_ONCE = 16  # Each may keep Gram matrices.
 
@@ -80,6 +82,18 @@ class SeedUnit:
             image=self.dataset.image,
         )
 
+    def ridge(self, cell: Cell) -> float:
+        """Return a setting's λ: where clients are held out, the best for clients left out."""
+        experiment = cell.experiment
+        private = any(only_private(scheme_class(c.config.name).info.disclosure) for c in self.cells)
+        if private or not experiment.for_new_clients:
+            return experiment.ridge(len(self.dataset.inputs))
+        return self._ridge_for_new_clients
+
+    @cached_property
+    def _ridge_for_new_clients(self) -> float:
+        return ridge_for_new_clients(self.dataset, self.features)
+
     def contenders(self) -> list[Contender]:
         """Give every setting its task and its fleets; equal ones share their random delays."""
         tasks: dict[str, Task] = {}
@@ -95,7 +109,7 @@ class SeedUnit:
                     self.features,
                     epochs=training.epochs,
                     schedule=experiment.schedule(self.features, self.dataset.inputs),
-                    ridge=experiment.ridge(len(self.dataset.inputs)),
+                    ridge=self.ridge(cell),
                     learner=self.learner(cell),
                 )
             most = int(tasks[key].held.max())
@@ -127,7 +141,7 @@ def datasets(settings: Sequence[Cell], folder: str | None) -> dict[DataConfig, D
     return {data: loaded[file] for data, file in files.items()}
 
 
-def _fleets(settings: Sequence[Cell]) -> dict[str, Clients]:
+def fleets_of(settings: Sequence[Cell]) -> dict[str, Clients]:
     """Read every fleet file of the settings, once."""
     names = dict.fromkeys(cell.experiment.fleet.name for cell in settings)
     return {name: _read(name) for name in names if name not in BUILT_IN}
@@ -150,10 +164,13 @@ def _read(name: str) -> Clients:
 
 
 def units(
-    settings: Sequence[Cell], seeds: Sequence[int], loaded: Mapping[DataConfig, Dataset]
+    settings: Sequence[Cell],
+    seeds: Sequence[int],
+    loaded: Mapping[DataConfig, Dataset],
+    fleets: Mapping[str, Clients] | None = None,
 ) -> Iterator[SeedUnit]:
     """Group the settings by what lies on the device: data, their partition, features."""
-    fleets = _fleets(settings)
+    fleets = fleets_of(settings) if fleets is None else fleets
     asking = {cell.experiment.data for cell in settings if cell.experiment.features.sigma == "auto"}
     sigmas = {d: typical_sigma(loaded[d].inputs) for d in asking if not loaded[d].is_text}
     for seed in seeds:
@@ -278,7 +295,7 @@ def prepare(
 ) -> tuple[Problem, Task, Fleet]:
     """Deal the data of an experiment to the clients, embed them, and build the fleet."""
     settings = cells(experiment)
-    unit = SeedUnit(seed, features, dataset, tuple(settings), _fleets(settings))
+    unit = SeedUnit(seed, features, dataset, tuple(settings), fleets_of(settings))
     first = unit.contenders()[0]
     if not isinstance(first.fleet, Fleet):
         raise InputError("prepare builds a Fleet: measured delays are played by simulate")
