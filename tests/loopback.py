@@ -50,6 +50,7 @@ class Loopback(MemoryTransport):
         self.folder, self.shards, self.script = folder, shards, script or Script()
         self.encoders: dict[int, str] = {}  # those of nodes that have one
         self.text: str | None = None
+        self.preparation: Path | None = None
         self.crash_after: int | None = None  # asks
         nodes = {FIRST_NODE + j: self._respond(j) for j in range(len(shards))}
         super().__init__(nodes, self._delay)
@@ -76,7 +77,7 @@ class Loopback(MemoryTransport):
         vault = self.vault(client)
         return Node(
             name,
-            lambda: read_shard(shard, text=self.text),
+            lambda: read_shard(shard, text=self.text, preparation=self.preparation),
             self.folder / "caches" / name,
             works=("tests.own_scheme", "examples.buffered"),
             encoder=self.encoders.get(client),

@@ -94,3 +94,19 @@ def test_results_for_a_paper(mine: Path, run: Run) -> None:
         code, _, error = run("report", "run", *options)
         assert code == 2
         assert message in error
+
+
+def test_a_search_ends_with_its_best_on_other_seeds(run: Run, tmp_path: Path) -> None:
+    changes = ("data.batches=1", "features.n_components=40", "training.epochs=8", "fleet.clients=4")
+    options = [word for change in changes for word in ("--set", change)]
+    command = ("sweep", "--search", "2", "--vary", "training.step=0.5,8.0", "--seeds", "1")
+    code, printed, error = run(*command, *options, "--out", tmp_path, "--json")
+    assert code == 0, error
+    *trials, best = json.loads(printed)["rows"]
+    assert all(0.5 <= row["training.step"] <= 8 for row in trials)
+    assert trials[0]["training.step"] != trials[1]["training.step"]
+    assert best["training.step"] in [row["training.step"] for row in trials]
+    assert "seeds = [\n    1,\n]" in (tmp_path / "best" / "config.toml").read_text()
+    code, _, error = run("sweep", "--search", "0", "--vary", "training.step=0.5,8.0")
+    assert code == 2
+    assert "--search 0 needs trials" in error

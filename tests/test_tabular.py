@@ -17,15 +17,18 @@ from codedfedl.data.partitions import Split
 from codedfedl.data.shards import read_shard
 from codedfedl.data.tabular import LIMIT, Preparation, TableColumn, read_preparation
 from codedfedl.errors import InputError
+from codedfedl.federate.server.session import federate
 from codedfedl.io.tables import write_table
 from codedfedl.learning.features import Semilinear, Structured
 from codedfedl.models.onnx import export_onnx
 from codedfedl.reproduce.natural import FLEETS, SPLITS
 from codedfedl.runs.config import Experiment
+from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import read_experiment
 from codedfedl.runs.grid import cells
 from codedfedl.simulation.units import datasets, units
 from tests.conftest import Run
+from tests.loopback import Loopback
 
 WORDS = ("blue", "green", "red")
 
@@ -271,6 +274,27 @@ class TestFederations:
         (out / "east.csv").write_text((out / "east.csv").read_text().replace("yes", "maybe"))
         with pytest.raises(InputError, match="label 'maybe', and the federation's classes are no"):
             read_shard(out / "east.csv", preparation=out / "preparation.json")
+
+    def test_a_federation_trains_on_its_split(self, wards: Path, tmp_path: Path, run: Run) -> None:
+        """From a table with words and gaps to a model of raw columns; nodes have constants only."""
+        toml, out = tmp_path / "wards.toml", tmp_path / "federation"
+        toml.write_text(f'data.name = "{wards}"\ndata.client = "ward"\n')
+        assert run("federate", "split", toml, "--out", out)[0] == 0
+        limits = {"rounds": 4, "probes": 2, "deadline": 0.8}
+        changes: dict[str, Any] = {f"federation.{key}": value for key, value in limits.items()}
+        experiment = read_experiment(out / "federation.toml", changes)
+        assert experiment.federation is not None
+        shards = [out / f"{name}.csv" for name in experiment.federation.points]
+        grid = Loopback(tmp_path / "nodes", shards)
+        grid.preparation = out / "preparation.json"
+        federate(grid, experiment, RunDirectory(tmp_path / "run"), lambda _: None)
+        model = tmp_path / "run" / "model.npz"
+        _, printed, _ = run(
+            "predict", model, out / "test.csv", "--out", tmp_path / "p.csv", "--json"
+        )
+        test = read_shard(out / "test.csv", preparation=out / "preparation.json")
+        most_frequent = np.bincount(test.labels.astype(int)).max() / len(test.labels)
+        assert json.loads(printed)["accuracy"] > most_frequent + 0.1
 
     def test_only_tables_with_clients_are_split(self, tmp_path: Path, run: Run) -> None:
         (tmp_path / "t.toml").write_text('data.name = "digits"\n')

@@ -22,6 +22,7 @@ def sweep_command(
     fleet: Path | None = None,
     vary: Annotated[tuple[str, ...], typer.Option(metavar="KEY=V1,V2")] = (),
     seeds: int | None = None,
+    search: int | None = None,
     out: Path = Path("runs/sweep"),
     overrides: Overrides = (),
     trust: Trust = False,
@@ -50,6 +51,9 @@ def sweep_command(
         place of the experiment's own grid.
     seeds
         Number of seeds; by default those of the experiment.
+    search
+        Instead of a grid, try so many settings drawn between the smallest and largest value of each
+        --vary, on a logarithmic scale; the best is played again on as many other seeds.
     out
         The run directory.
     """
@@ -69,6 +73,10 @@ def sweep_command(
     changes = parse_overrides(overrides)
     named = named_experiment(experiment, changes, trust=trust)
     chosen = _with_grid(_for_table(named, experiment, changes), vary, seeds, fleet)
+    if search is not None:
+        rows = _search(chosen, search, out, run)
+        show(as_json, {"run": str(out), "rows": rows}, rows)
+        return
     outcomes = run_experiment(chosen, out, run, write_more=write_table_and_picture)
     race = outcomes if len(races(outcomes)) == 1 else []  # none where targets differ
     fastest = {clock: best(race, clock) for clock in CLOCKS}
@@ -128,3 +136,41 @@ def _with_grid(
         raise InputError("there is no grid: name what to vary, such as --vary redundancy=0.1,0.2")
     cells(chosen)
     return chosen
+
+
+def _search(
+    experiment: "Experiment", trials: int, out: Path, run: RunOptions
+) -> list[dict[str, Any]]:
+    """Play settings drawn at random, then the best on other seeds: its luck is not chosen."""
+    import numpy as np
+
+    from codedfedl.cli.running import run_experiment
+    from codedfedl.report.results import median_hours
+
+    ends = {key: (min(values), max(values)) for key, values in experiment.grid.items()}
+    if trials < 1 or any(
+        not isinstance(v, int | float) or v <= 0 for e in ends.values() for v in e
+    ):
+        raise InputError(f"--search {trials} needs trials, and numbers above 0 in each --vary")
+    rng, rows = np.random.default_rng(0), list[dict[str, Any]]()
+
+    def play(grid: dict[str, list[Any]], name: str, seeds: list[int]) -> None:
+        drawn = experiment.model_copy(update={"grid": grid, "seeds": seeds})
+        results = run_experiment(drawn, out / name, run)
+        soonest = min(results, key=median_hours)
+        hours = median_hours(soonest)
+        values = {key: value for key, (value,) in grid.items()}
+        met = hours if np.isfinite(hours) else None
+        rows.append({"run": name, "setting": soonest.setting, "hours": met, **values})
+
+    for number in range(1, trials + 1):
+        grid = {}
+        for key, (low, high) in ends.items():
+            value = float(np.exp(rng.uniform(np.log(low), np.log(high))))
+            whole = isinstance(low, int) and isinstance(high, int)
+            grid[key] = [round(value) if whole else float(f"{value:.4g}")]
+        play(grid, f"trial-{number}", experiment.seeds)
+    best = min(rows, key=lambda row: np.inf if row["hours"] is None else row["hours"])
+    others = [max(experiment.seeds) + 1 + k for k in range(len(experiment.seeds))]
+    play({key: [best[key]] for key in ends}, "best", others)
+    return rows

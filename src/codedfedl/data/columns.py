@@ -178,7 +178,8 @@ def _names_what(name: str, values: Array, owners: npt.NDArray[np.str_] | None) -
     if len(present) < _LEAST_ROWS or (is_number and (present != np.floor(present)).any()):
         return None
     different = len(np.unique(present))
-    if different == len(present) and (_ID.search(name) or not is_number):
+    counts = is_number and different == len(values) == np.ptp(present) + 1
+    if different == len(present) and (_ID.search(name) or not is_number or counts):
         return "has another value on every row, like an id"
     if not is_number and different > len(present) / 2:
         return "has another word on most rows, like a name or a text"
