@@ -1,4 +1,4 @@
-"""`codedfedl check-scheme`: whether a scheme of one's own does what runs rely on."""
+"""`codedfedl check-scheme`: whether a scheme of your own does what runs rely on."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""What a scheme of one's own should do, tried in a second on a small simulation."""
+"""What a scheme of your own should do, tried in a second on a small simulation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
