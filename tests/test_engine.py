@@ -140,9 +140,10 @@ def test_rogues_and_long_uploads_do_not_stop_a_round(tmp_path: Path) -> None:
         "times its expected error from",
         "answers round 3, not 4",
         "points, not",
+        "malformed message",  # where all of it has come before the deadline
     ]
-    assert len(reasons) == len(expected)
-    assert all(part in why for part, why in zip(expected, reasons, strict=True))
+    assert len(expected) - 1 <= len(reasons) <= len(expected)
+    assert all(part in why for part, why in zip(expected, reasons, strict=False))
     assert all(record.outcome[0] == ARRIVED for record in played)
     uploading = played[6]
     assert uploading.outcome[1] != ARRIVED
@@ -312,7 +313,7 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
     Rounds end in time throughout; a killed node comes back by its key and its cache, without new
     parity; no finished round is lost or repeated; and the replay agrees in the end.
     """
-    experiment = experiment_of(3, 22, deadline=10.0, probes=1)
+    experiment = experiment_of(3, 50, deadline=10.0, probes=1)
     running = Running(tmp_path, experiment, tls=True)
     local = running.local
     with local:
@@ -334,7 +335,7 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
         assert killed.outcome[2] != ARRIVED
         assert on_time(killed)
         again = _restart_until_it_answers(running, 2)
-        assert again < 20, "the killed node did not come back"
+        assert again < 40, "the killed node did not come back"
 
         before = len(running.played())
         os.kill(running.server(), signal.SIGKILL)
@@ -349,7 +350,7 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
         running.wait_for_round(before + 1, 300)
         running.wait_until_done(300)
     rounds = [record.round for record in running.played()]
-    assert rounds == list(range(22))
+    assert rounds == list(range(50))
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "run/parity").rglob("*")}
     assert after == parity
     assert replay(running.directory).same
@@ -357,14 +358,14 @@ def test_the_life_of_a_federation(tmp_path: Path) -> None:
 
 def _restart_until_it_answers(running: Running, j: int) -> int:
     """Start a killed node again, as a supervisor would, until a round has its answer."""
-    begun = len(running.played())
-    while len(running.played()) < begun + 10:
+    begun, until = len(running.played()), time.monotonic() + 150
+    while time.monotonic() < until:
         process = running.local.processes.get(node_name(j))
         if process is None or process.poll() is not None:
             running.local.start(node_name(j))
         if any(record.outcome[j] == ARRIVED for record in running.played()[begun:]):
             return len(running.played())
-        time.sleep(2)
+        time.sleep(0.5)
     return 10**9
 
 

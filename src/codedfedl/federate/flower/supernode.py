@@ -11,7 +11,7 @@ from codedfedl.federate.node.config import Access, NodeConfig
 from codedfedl.federate.transport import Answerer, Say
 from codedfedl.io.files import make_folder
 
-AGAIN_SECONDS = 10.0
+AGAIN_SECONDS = 2.0
 """Seconds until a node whose key was refused connects again."""
 
 
