@@ -1,6 +1,7 @@
 """A node's connection, on Flower's own server code in this process."""
 
 import inspect
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,9 @@ class Server:
 
     def __init__(self, link: OwnSuperLink, **errors: list[Any]) -> None:
         self.link, self.errors, self.asked = link, errors, list[str]()
+        self.all_asked = (
+            threading.Event()
+        )  # questions are pulled once they are there with all parts
 
     def from_server_address(self, **_: Any) -> "Server":
         return self
@@ -72,6 +76,8 @@ class Server:
 
         def call(request: Any) -> Any:
             self.asked.append(name)
+            if name == "PullMessages":
+                self.all_asked.wait(60)
             if self.errors.get(name):
                 if isinstance(error := self.errors[name].pop(0), Exception):
                     raise error
@@ -131,6 +137,7 @@ def asked_three_times(
             asked |= transport.ask(
                 "work", {0: (server.node, {"k": k})}, {"model": numbers(k)}, 60.0
             )
+        server.all_asked.set()
         arrivals = list(islice(transport.gather(asked, transport.now() + 60.0), answers))
         server.errors["PullMessages"] = [status_error(401)]
         with pytest.raises(KeyRefusedError) as refused:

@@ -93,7 +93,9 @@ def test_a_federation_is_watched_from_beginning_to_end(tmp_path: Path) -> None:
     assert RunDirectory(out).log.is_file()
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     exchanges = [event for event in events if event["event"] == "exchange"]
-    last = {event["round"]: event for event in exchanges}  # on slow devices the set-up is extended
+    last = {
+        event["round"]: event for event in exchanges
+    }  # label counts, then parity, are the set-up
     assert list(last) == list(range(ROUNDS + 1))
     assert KILLED in last[int(after)]["arrived"]
     for count in range(int(after) + 2, ROUNDS + 1):  # it may have answered the round that had begun

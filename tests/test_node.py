@@ -37,6 +37,7 @@ from codedfedl.core.client import (
 from codedfedl.core.clipped import PrivateSum
 from codedfedl.core.masked import Masked
 from codedfedl.core.protocol import Limits, Task
+from codedfedl.core.rounded import Rounded
 from codedfedl.core.work import Answer, Client, Work
 from codedfedl.data import mini_batches
 from codedfedl.data.partitions import processing_order
@@ -405,8 +406,9 @@ def _some(rng: np.random.Generator, points: IntArray) -> dict[str, Work]:
 
 
 SEEDS = st.integers(0, 2**32 - 1)
-OPEN = [kind for kind, work in WORK.items() if not issubclass(work, PrivateSum | Masked)]
-"""Work whose answers are sent as they are; for those under masks see the tests of sums."""
+CHANGED = PrivateSum | Masked | Rounded
+OPEN = [kind for kind, work in WORK.items() if not issubclass(work, CHANGED)]
+"""Work whose answers are sent as they are; for others see the tests of sums and of messages."""
 
 
 @pytest.mark.parametrize("kind", OPEN)

@@ -221,7 +221,7 @@ class TestFewArrivals:
     def test_who_waits_for_all_ends_and_is_resumed(self, tmp_path: Path) -> None:
         grid = summing(experiment := secure({"name": "balanced"}), tmp_path)
         grid.script = Script(delay=lambda c, _k, f: inf if c > 0 and f.get("round") == 1 else 0.0)
-        with pytest.raises(InputError, match="1 clients answered within"):
+        with pytest.raises(InputError, match="1 client answered within"):
             run(grid, experiment, tmp_path)
         grid.script = Script()
         exchanges, _ = run(grid, experiment, tmp_path)

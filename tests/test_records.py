@@ -34,6 +34,7 @@ ROW_KEYS = [
     "final",
     "gain",
     "gain_total",
+    "p_value",
     "reference",
     "paper_hours",
     "paper_gain",

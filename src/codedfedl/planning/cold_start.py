@@ -135,10 +135,13 @@ def best_cold_start(
     held: npt.ArrayLike,
     setups: Sequence[BlockSetup],
     wanted: float,
+    *,
+    sparing: bool = False,
     **given: Any,
 ) -> tuple[ColdStart, BlockSetup]:
     """Return the soonest of several set-ups, each as `plan_cold_start` plans it.
 
+    Of those that are as soon there it is the one with the best start, or if `sparing` the first.
     Raises the first refusal where all are refused.
     """
     plans, refusals = [], []
@@ -149,8 +152,12 @@ def best_cold_start(
             refusals.append(error)
     if not plans:
         raise refusals[0]
-    # As soon as another, with more rows: whatever is wanted of the plan, its start is better.
-    return min(plans, key=lambda p: (max(p[0].excess, wanted), p[0].seconds, p[0].excess))
+
+    def order(planned: tuple[ColdStart, BlockSetup]) -> tuple[float, ...]:
+        start = planned[0]
+        return max(start.excess, wanted), start.seconds, 0.0 if sparing else start.excess
+
+    return min(plans, key=order)
 
 
 def plan_cold_start(

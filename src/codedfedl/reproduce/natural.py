@@ -36,9 +36,7 @@ _NETWORK: dict[str, Any] = {
     "features": {"kind": "identity"},
     "schemes": [{"name": "paced"}, {"name": "tangent-newton"}],
 }
-_PRIVATE: dict[
-    str, dict[str, Any]
-] = {  # a table of which bounds are public: shares, m/s², milliseconds
+_BOUNDED: dict[str, dict[str, Any]] = {  # of which bounds are public: shares, m/s², milliseconds
     "wisdm": {
         "data.low": [0.0] * 30 + [-20.0] * 3 + [0.0] * 10,
         "data.high": [1.0] * 30 + [20.0] * 3 + [1e4] * 3 + [20.0] * 6 + [40.0],
@@ -88,8 +86,8 @@ def _rows(job: Reproduction, path: Path, dataset: str, split: str, fleet: str) -
         fold = {"seeds": [seed], "data.fold": seed % 5, **_fleet(job, path, dataset, fleet, seed)}
         experiments[f"{case}-{seed}"] = job.built_in("natural", changes | fold)
         apart = {"network": _NETWORK} if find_spec("torch") else {}
-        if dataset in _PRIVATE and find_spec("dp_accounting"):
-            apart["private"] = _PRIVATE[dataset]
+        bounded = _BOUNDED.get(dataset) if find_spec("dp_accounting") else None
+        apart |= {} if bounded is None else {"private": bounded}
         for name, change in apart.items():
             experiments[f"{case}-{name}-{seed}"] = job.built_in("natural", changes | fold | change)
     every: dict[str, Rows] = {}

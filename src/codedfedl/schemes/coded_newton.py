@@ -59,9 +59,7 @@ from codedfedl.schemes.sketch_solve import (
 
 __all__ = ["CodedNewton"]
 
-_PATIENCE_RATIO = (
-    3.0  # to the mean time of the slowest link: label counts are not waited for longer
-)
+_PATIENCE_RATIO = 3.0  # To the mean time of the slowest link: so long label counts are waited for.
 PLANNED_EXCESS = 0.2  # Before parity shows how much there is to explain.
 _GROWTH = 1.25  # times the points that all clients have embedded: then weights are set anew
 MAX_LATE_SHARE = 1 / 12  # Of the rows decomposed: more late rows are decomposed, not updated.
@@ -202,6 +200,7 @@ class CodedNewton(Scheme):
             deadline=self.deadline,
             rounds=_first(rounds, self.rounds),
             summed=self.secure,
+            sparing=not self.extended,  # few rows: their noise covers how unlike honest nodes are
             counts=None if by_class is None else by_class.counts,
         )
         if self.rounds is None and plan.rounds > task.rounds:
@@ -254,9 +253,8 @@ class CodedNewton(Scheme):
         if not isinstance(state, NewtonState):
             begun = started(self._decomposed(state, blocks))
             begun = self._followed(begun, state.setup_timings(inbox.timings))
-            if not state.settings.extended:
-                return begun
-            return replace(begun, extension=extension(begun, self._plans(state)))
+            longer = extension(begun, self._plans(state)) if state.settings.extended else 0.0
+            return replace(begun, extension=longer)
         if blocks:
             state = self._with_parity(state, blocks)
         if inbox.revised is not None:
@@ -272,7 +270,7 @@ class CodedNewton(Scheme):
         else:
             answers = [reply for reply in inbox.replies if reply.round != SETUP]
             current = [reply.client for reply in answers if reply.round == state.round]
-            answered = np.array(current, dtype=np.int64)
+            answered = np.asarray(current, np.int64)
             state = anchored(state, answers, damped=self.damped)
             if state.by_class and state.embedded_points.sum() > _GROWTH * state.weighted_points:
                 state = self._decomposed(state, state.blocks)
@@ -334,10 +332,10 @@ class CodedNewton(Scheme):
         points = before.embedded_points if before else np.zeros_like(state.task.held)
         by_class, weights = by_class_of(state.by_class, blocks, state.task, points)
         sketch, state = Sketch.of(*stacked(blocks, weights)), replace(state, by_class=by_class)
+        first = SummedState.first if self.secure else NewtonState.first
         if isinstance(state, NewtonState):
             new = state.with_sketch(blocks, sketch, weights)
         else:
-            first = SummedState.first if self.secure else NewtonState.first
             new = first(state, blocks, sketch, weights)
         if not self.damped:
             return new

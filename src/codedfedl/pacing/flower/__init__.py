@@ -15,6 +15,7 @@ __all__ = ["PacedGrid", "paced", "timed"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    grid = import_module("codedfedl.pacing.flower.grid")
+    if name.startswith("_") or not hasattr(grid, name):
         raise AttributeError(f"codedfedl.pacing.flower has no {name}")
-    return getattr(import_module("codedfedl.pacing.flower.grid"), name)
+    return getattr(grid, name)
