@@ -25,7 +25,7 @@ def federate(*options: str, timeout: float) -> subprocess.CompletedProcess[str]:
 
 def test_chaos_loses_no_round(tmp_path: Path) -> None:
     """Whatever is killed, every round is played exactly once, and the replay gives the model."""
-    clients, rounds, deadline = 3, 40, 12.0
+    clients, rounds, deadline = 3, 25, 12.0
     changes = {
         "federation.rounds": rounds,
         "federation.clients": clients,
