@@ -147,6 +147,7 @@ def test_a_package_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     parts = [name for name in sys.modules if name.startswith("mlflow.")]  # where it is there
     for name in ("mlflow", *parts):
         monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "codedfedl.tracking.mlflow", raising=False)
     with pytest.raises(InputError, match=r"needs the package mlflow: install codedfedl\[mlflow\]"):
         open_tracker("mlflow", tmp_path)
 
