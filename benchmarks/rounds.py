@@ -34,9 +34,10 @@ from codedfedl.federate.flower.apps import federate_on
 from codedfedl.federate.flower.messaging import FlowerTransport
 from codedfedl.federate.flower.programs import APP
 from codedfedl.federate.flower.wire import MalformedError, Pulled, tried
+from codedfedl.federate.memory import MemoryTransport, Respond
 from codedfedl.federate.node.node import Node
 from codedfedl.federate.server.session import federate
-from codedfedl.federate.transport import Answered, MemoryTransport, Respond
+from codedfedl.federate.transport import Answered
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory
 from codedfedl.runs.documents import check

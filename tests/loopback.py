@@ -16,10 +16,11 @@ from codedfedl.core.record import Record
 from codedfedl.data import load_dataset
 from codedfedl.data.shards import read_shard
 from codedfedl.federate.deploy.local import node_name, write_shards
+from codedfedl.federate.memory import MemoryTransport, Respond
 from codedfedl.federate.node.node import Node
 from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.server.session import federate
-from codedfedl.federate.transport import Answered, Arrays, MemoryTransport, Respond
+from codedfedl.federate.transport import Answered, Arrays
 from codedfedl.random import stream
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.directory import RunDirectory

@@ -17,9 +17,9 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.supernode import fleet_http_client
 
 from codedfedl.errors import InputError
-from codedfedl.federate.flower import worker
+from codedfedl.federate.flower import connection as connecting
+from codedfedl.federate.flower.connection import Connection, KeyRefusedError
 from codedfedl.federate.flower.messaging import FlowerTransport
-from codedfedl.federate.flower.worker import Connection, KeyRefusedError
 from codedfedl.federate.node.config import Access
 from codedfedl.federate.transport import Answered, Arrays, Arrival
 from tests.own_superlink import OwnSuperLink, numbers
@@ -183,7 +183,7 @@ def test_questions_that_cannot_be_had_are_passed_over(
 def test_parts_that_a_killed_server_lost_are_not_waited_for(
     link: OwnSuperLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "PARTS_SECONDS", 0.0)
+    monkeypatch.setattr(connecting, "PARTS_SECONDS", 0.0)
     lost = PullObjectResponse(object_found=True, object_available=False)
     server = Server(link, PullObject=[lost])
     arrivals, _ = asked_three_times(link, server, monkeypatch, answers=2)

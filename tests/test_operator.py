@@ -14,12 +14,12 @@ import pytest
 from codedfedl import InputError
 from codedfedl.cli.output import log_lines
 from codedfedl.data.shards import read_shard
+from codedfedl.federate.memory import MemoryTransport
 from codedfedl.federate.node.config import Access, HelperConfig, NodeConfig, with_file
 from codedfedl.federate.node.node import Node
 from codedfedl.federate.secure.vault import Vault
 from codedfedl.federate.server.meeting import job_of
 from codedfedl.federate.server.session import federate
-from codedfedl.federate.transport import MemoryTransport
 from codedfedl.io.tables import write_table
 from codedfedl.runs.advice import no_better_than_chance
 from codedfedl.runs.directory import RunDirectory
@@ -329,7 +329,7 @@ class TestPrograms:
 
     def test_a_node_says_why_it_is_not_connected(self) -> None:
         pytest.importorskip("flwr")
-        from codedfedl.federate.flower.supernode import why_refused
+        from codedfedl.federate.flower.answering import why_refused
 
         why = why_refused("server:1", "ada", signature=False, revoked=False)
         assert "server:1 does not know the key of ada" in why

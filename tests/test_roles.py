@@ -18,9 +18,10 @@ from codedfedl.federate.deploy.registry import (
     fingerprint_of,
 )
 from codedfedl.federate.flower.apps import federate_on
+from codedfedl.federate.memory import MemoryTransport
 from codedfedl.federate.secure.helper import HelperNode
 from codedfedl.federate.secure.vault import Vault
-from codedfedl.federate.transport import Answered, Arrays, Arrival, MemoryTransport
+from codedfedl.federate.transport import Answered, Arrays, Arrival
 from codedfedl.privacy.masks import own_key, public_digits
 from codedfedl.runs.config import Experiment
 from codedfedl.runs.journal import Journal

@@ -37,7 +37,7 @@ def node_command(
 
     check_engine()
     from codedfedl.federate.deploy.keys import check_name
-    from codedfedl.federate.flower.supernode import run_node
+    from codedfedl.federate.flower.answering import run_node
 
     access, config = with_file(file, access, config)
     check_name(config.name)
@@ -70,7 +70,7 @@ def helper_command(
 
     check_engine()
     from codedfedl.federate.deploy.keys import check_name
-    from codedfedl.federate.flower.supernode import run_answerer
+    from codedfedl.federate.flower.answering import run_answerer
     from codedfedl.federate.secure.helper import HelperNode
 
     access, config = with_file(file, access, config)

@@ -46,11 +46,12 @@ class FedCompass(FedNova):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "patience")
-        if self.drop or self.staleness < 0:
+        if self.drop:
             raise InputError(
-                f"fedcompass.drop is {self.drop:g} and staleness {self.staleness:g}: leave drop "
-                "out, since nobody is waited for, and take a staleness from 0 on"
+                f"fedcompass.drop is {self.drop:g}: leave it out, since nobody is waited for"
             )
+        if not self.staleness >= 0:
+            raise InputError(f"fedcompass.staleness is {self.staleness:g}: must be 0 or more")
 
     def start(
         self, task: Task, fleet: DelayModel, model: Array, limits: AnyLimits = None, rng: Rng = None

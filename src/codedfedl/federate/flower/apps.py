@@ -1,6 +1,6 @@
 """The two Flower apps: a node from its configuration, and a federation from that of its run.
 
-The engine's own isolation starts a process per message; `worker.py` answers in a long-lived one.
+The engine would start a process for each message; `connection.py` answers in a long-lived one.
 A node's process never loads what its server needs.
 """
 

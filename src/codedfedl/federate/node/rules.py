@@ -102,3 +102,18 @@ def text(name: str, value: Any) -> None:
     """Refuse what is no text."""
     if type(value) is not str:
         refuse(name, value, "a text")
+
+
+def texts(name: str, value: Any) -> None:
+    """Refuse what is no list of texts."""
+    if type(value) not in (list, tuple):
+        refuse(name, value, "a list of texts")
+    for entry in value:
+        text(name, entry)
+
+
+def sorted_texts(name: str, value: Any) -> None:
+    """Refuse what is no list of different texts in order, so that no two classes become one."""
+    texts(name, value)
+    if list(value) != sorted(set(value)):
+        refuse(name, value, "different texts in order")

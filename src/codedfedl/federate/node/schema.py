@@ -26,7 +26,9 @@ from codedfedl.federate.node.rules import (
     real,
     record,
     refuse,
+    sorted_texts,
     text,
+    texts,
     whole,
 )
 from codedfedl.learning.codes import CODES
@@ -88,15 +90,6 @@ def _anything(name: str, value: Any) -> None:
 
 
 _SIDE = optional(whole(1, 10**6))
-
-
-def _sorted_texts(name: str, value: Any) -> None:
-    """Refuse what is no list of different texts in order, so that no two classes become one."""
-    _texts(name, value)
-    if list(value) != sorted(set(value)):
-        refuse(name, value, "different texts in order")
-
-
 _JOB: Rules = {
     "key": _key,
     "kind": one_of(*FEATURE_KINDS),
@@ -106,7 +99,7 @@ _JOB: Rules = {
     "batches": whole(1),
     "points": whole(),
     "columns": whole(0, MAX_COLUMNS),
-    "words": _sorted_texts,
+    "words": sorted_texts,
     "tiles": record(
         {
             "image": optional(listed(whole(1, 10**6), 3)),
@@ -160,7 +153,7 @@ def checked_helper_question(kind: str, facts: Mapping[str, Any]) -> tuple[str, d
             "number": whole(),
             "attempt": whole(-1),
             "ask": text,
-            "arrived": _texts,
+            "arrived": texts,
             "numbers": whole(1, MAX_SUMMED),
         },
     }
@@ -168,17 +161,10 @@ def checked_helper_question(kind: str, facts: Mapping[str, Any]) -> tuple[str, d
     return str(key), asked
 
 
-def _texts(name: str, value: Any) -> None:
-    if type(value) not in (list, tuple):
-        refuse(name, value, "a list of texts")
-    for entry in value:
-        text(name, entry)
-
-
 def _names(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         refuse(name, value, "a record of names and keys")
-    _texts(name, [*value.keys(), *value.values()])
+    texts(name, [*value.keys(), *value.values()])
 
 
 def checked_model(model: Any, sizes: Sizes) -> npt.NDArray[np.float32]:

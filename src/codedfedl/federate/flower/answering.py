@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from codedfedl.federate.flower.apps import node_from
+from codedfedl.federate.flower.connection import Connection, KeyRefusedError
 from codedfedl.federate.flower.programs import alone_in
-from codedfedl.federate.flower.worker import Connection, KeyRefusedError
 from codedfedl.federate.node.config import Access, NodeConfig
 from codedfedl.federate.transport import Answerer, Say
 from codedfedl.io.files import make_folder
