@@ -14,8 +14,9 @@ from codedfedl.core.waiting import Fastest
 from codedfedl.fleet.devices import Workload
 from codedfedl.learning.optimisers import Schedule
 from codedfedl.schemes import SCHEMES, settings_of
+from codedfedl.schemes.dsag import DSAG
 from codedfedl.schemes.greedy import Greedy
-from codedfedl.schemes.mifa import DSAG, MIFA, TableState
+from codedfedl.schemes.mifa import MIFA, TableState
 from codedfedl.schemes.settings import all_but_slowest
 
 DROPPING = [name for name in SCHEMES if "drop" in settings_of(name)]
