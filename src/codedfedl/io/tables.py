@@ -203,8 +203,8 @@ def check_columns(
             raise InputError(f"{path} has the unknown column {shortened(name)}: {hint}")
         _log.warning("%s: the column %s is ignored", path, shortened(name))
     if missing := [name for name in required if name not in present]:
-        columns = ", ".join(repr(name) for name in missing)
-        raise InputError(f"{path} lacks the column {columns}: it needs {', '.join(required)}")
+        noun, columns = "columns" if missing[1:] else "column", ", ".join(map(repr, missing))
+        raise InputError(f"{path} lacks the {noun} {columns}: it needs {', '.join(required)}")
 
 
 def row_in_file(path: Path, row: int) -> str:

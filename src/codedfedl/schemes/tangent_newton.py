@@ -104,8 +104,7 @@ class TangentNewton(Scheme):
         Number of features, or fewer where the tangent has fewer.
     parts
         The gradient by ``all`` parameters, those of the ``last`` layer, or so many last tensors of
-        the module; ``auto`` are as few as have that
-        many features.
+        the module; with ``auto`` by as few tensors as have ``n_components`` features.
     ridge
         λ of the linear model, whose features have unit length.
     excess
@@ -138,10 +137,13 @@ class TangentNewton(Scheme):
     def __post_init__(self) -> None:
         check_positive(self, "hours", "excess")
         check_at_least_1(self, "n_components", "turns")
-        if self.solver == self.info.name or not 0 <= self.ridge < np.inf:
+        if self.solver == self.info.name:
             raise InputError(
-                f"tangent-newton.solver is {self.solver!r} and ridge {self.ridge:g}: name another "
-                "scheme for linear models, and a finite ridge from 0 on"
+                f"tangent-newton.solver is {self.solver!r}: name a scheme for linear models"
+            )
+        if not 0 <= self.ridge < np.inf:
+            raise InputError(
+                f"tangent-newton.ridge is {self.ridge:g}: must be finite, and 0 or more"
             )
         if self.secure or self.message_bits != MODEL_BITS:
             raise InputError(
